@@ -1,0 +1,219 @@
+"""What a model engineer writes under `spec`. Every field does something; what is left out has a default."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from llmtrain_api.constants import MANAGER
+from llmtrain_api.meta import ApiModel, Count32
+from llmtrain_api.presets import PRESETS, ModelDimensions
+
+Positive32 = Annotated[int, Field(ge=1, le=2**31 - 1, json_schema_extra={"format": "int32"})]
+PresetName = Literal["tiny", "demo", "llama-1b", "llama-7b", "llama-8b", "llama-70b"]
+
+STORE_PATTERN = r"^(pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?(/[^\s]*)?|file:///[^\s]*)$"
+SOURCE_PATTERN = r"^(pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?(/[^\s]*)?|file:///[^\s]*|builtin://python-stdlib)$"
+
+
+class Accelerator(ApiModel):
+    """What one worker asks of its node."""
+
+    resource: Annotated[str, Field(min_length=1, max_length=253)] = "nvidia.com/gpu"
+    """Extended resource of the accelerator, for instance nvidia.com/gpu or amd.com/gpu."""
+    count: Annotated[int, Field(ge=0, le=64, json_schema_extra={"format": "int32"})] = 8
+    """How many of them one worker takes. 0 asks for none: CPU only."""
+
+
+class PodTemplate(ApiModel):
+    """An overlay on the worker pod that the operator builds. What the user writes here wins."""
+
+    spec: Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})] = Field(
+        default_factory=dict
+    )
+    """Part of a PodSpec: nodeSelector, tolerations, volumes, more containers, or fields of the container `trainer`."""
+
+
+class Workers(ApiModel):
+    """One worker is one pod on one node."""
+
+    replicas: Annotated[int, Field(ge=1, le=4096, json_schema_extra={"format": "int32"})] = 1
+    """Number of workers. Changing it moves the job to a new attempt of that size, from the newest checkpoint."""
+    accelerator: Accelerator = Accelerator()
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """Where ranks compute. `auto`: cuda where there is one, else cpu; `cpu`: gloo, on any node."""
+    ranks_per_worker: Annotated[int, Field(ge=1, le=64, json_schema_extra={"format": "int32"})] | None = None
+    """Trainer processes in each worker. Default: accelerator.count, or 1 where that is 0."""
+    image: Annotated[str, Field(min_length=1, max_length=512)]
+    """Image of the trainer."""
+    template: PodTemplate = PodTemplate()
+
+
+class Model(ApiModel):
+    """A preset, or all dimensions in the open, or a preset with some dimensions changed."""
+
+    preset: PresetName | None = None
+    """Name of a published or built-in size."""
+    dim: Positive32 | None = None
+    """Width of the residual stream."""
+    layers: Positive32 | None = None
+    heads: Positive32 | None = None
+    kv_heads: Positive32 | None = None
+    """Key/value heads of grouped-query attention; divides heads."""
+    ffn_dim: Positive32 | None = None
+    vocab_size: Positive32 | None = None
+    sequence_length: Positive32 | None = None
+    """Tokens per sequence."""
+
+    def dimensions(self) -> ModelDimensions:
+        """Return every dimension decided: the preset's, overridden by what is written here.
+
+        Raises:
+            ValueError: neither a preset nor all dimensions are given.
+        """
+        base = PRESETS[self.preset].model_dump() if self.preset else {}
+        own = {k: v for k, v in self.model_dump(exclude={"preset"}).items() if v is not None}
+        missing = [f for f in MODEL_DIMENSION_FIELDS if f not in base and f not in own]
+        if missing:
+            raise ValueError(f"without a preset these dimensions are needed: {', '.join(missing)}")
+        return ModelDimensions(**{**base, **own})
+
+
+MODEL_DIMENSION_FIELDS = ("dim", "layers", "heads", "kv_heads", "ffn_dim", "vocab_size", "sequence_length")
+
+
+class Parallelism(ApiModel):
+    """How the ranks share the model. What is not replicated is sharded."""
+
+    replicate: Positive32 = 1
+    """Outer data-parallel axis: copies of the sharded model (HSDP). Divides the number of ranks."""
+    zero_stage: Literal[2, 3] = 3
+    """3 shards parameters, gradients and optimizer state; 2 keeps parameters whole between forward and backward."""
+
+
+class Optimizer(ApiModel):
+    """AdamW (Loshchilov and Hutter, 2019) with clipping by the true global gradient norm."""
+
+    name: Literal["adamw"] = "adamw"
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 3e-4
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Applied to matrices only; norms are not decayed."""
+    gradient_clip_norm: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+
+
+class Schedule(ApiModel):
+    """Learning rate over steps: linear warm-up, then the named curve down to the ratio below."""
+
+    kind: Literal["cosine", "constant"] = "cosine"
+    warmup_steps: Count32 = 0
+    min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+
+
+class Training(ApiModel):
+    """How long and how to train."""
+
+    steps: Positive32
+    """Number of optimizer steps."""
+    global_batch_size: Positive32 = 8
+    """Sequences per optimizer step, over all ranks. A multiple of ranks times microBatchSize."""
+    micro_batch_size: Positive32 = 1
+    """Sequences per forward pass of one rank; the rest is gradient accumulation."""
+    precision: Literal["fp32", "bf16"] = "bf16"
+    """Of parameters in compute; master weights, gradients' reduction and optimizer state stay fp32."""
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1, json_schema_extra={"format": "int64"})] = 1234
+
+
+class DataSource(ApiModel):
+    """A folder, a file or a glob of text: .txt .md .py and the like whole, .jsonl by its field `text`."""
+
+    uri: Annotated[str, Field(min_length=1, max_length=1024, pattern=SOURCE_PATTERN)]
+    """pvc://CLAIM/PATH, file:///PATH (a path in the worker), or builtin://python-stdlib."""
+
+
+class Tokenizer(ApiModel):
+    """Bytes (256 values and one end-of-document mark) unless a tokenizer.json is given."""
+
+    uri: Annotated[str, Field(min_length=1, max_length=1024, pattern=STORE_PATTERN)] | None = None
+    """A Hugging Face tokenizer.json: pvc://CLAIM/PATH or file:///PATH. Left out: bytes."""
+
+
+class Data(ApiModel):
+    sources: Annotated[
+        list[DataSource],
+        Field(min_length=1, max_length=64, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["uri"]}),
+    ]
+    tokenizer: Tokenizer = Tokenizer()
+
+
+class Checkpoint(ApiModel):
+    """Sharded, asynchronous, committed by a manifest with a checksum per file."""
+
+    store: Annotated[str, Field(min_length=1, max_length=1024, pattern=STORE_PATTERN)]
+    """pvc://CLAIM/PATH or file:///PATH. One folder belongs to one job."""
+    every_steps: Positive32 = 100
+    """Optimizer steps between checkpoints. The last step is always saved."""
+    keep: Annotated[int, Field(ge=1, le=1000, json_schema_extra={"format": "int32"})] = 3
+    """Committed checkpoints kept. The newest good one is never deleted."""
+
+
+class Deadlines(ApiModel):
+    """Every waiting phase ends. Times in seconds."""
+
+    pending_seconds: Annotated[int, Field(ge=1, le=31_536_000, json_schema_extra={"format": "int32"})] = 1800
+    """From a pod's creation until its agent reports."""
+    image_pull_seconds: Annotated[int, Field(ge=1, le=31_536_000, json_schema_extra={"format": "int32"})] = 300
+    """How long an image may fail to be pulled."""
+    start_seconds: Annotated[int, Field(ge=1, le=31_536_000, json_schema_extra={"format": "int32"})] = 1800
+    """From the order to start until the first optimizer step of the attempt."""
+    stop_seconds: Annotated[int, Field(ge=0, le=86_400, json_schema_extra={"format": "int32"})] = 60
+    """Between SIGTERM and SIGKILL: a step and a checkpoint must fit. Also the pods' termination grace."""
+
+
+class Budgets(ApiModel):
+    """Restarts allowed per failure class since the committed checkpoint last advanced. 0: fail at once."""
+
+    out_of_memory: Count32 = 1
+    numerics: Count32 = 1
+    checkpoint: Count32 = 3
+    crash: Count32 = 6
+    startup: Count32 = 3
+    communication: Count32 = 6
+
+
+class FailurePolicy(ApiModel):
+    budgets: Budgets = Budgets()
+    deadlines: Deadlines = Deadlines()
+
+
+class LLMTrainJobSpec(ApiModel):
+    """A training run."""
+
+    suspend: bool = False
+    """True: checkpoint, release all workers, and wait. False again: go on from the checkpoint."""
+    managed_by: Annotated[str, Field(min_length=1, max_length=63)] = MANAGER
+    """Who acts on this job. Any other value: this operator leaves it alone."""
+    workers: Workers
+    model: Model
+    parallelism: Parallelism = Parallelism()
+    training: Training
+    data: Data
+    checkpoint: Checkpoint
+    failure_policy: FailurePolicy = FailurePolicy()
+    active_deadline_seconds: Positive32 | None = None
+    """The job fails when it has been active (not suspended) this long."""
+    ttl_seconds_after_finished: Count32 | None = None
+    """The job is deleted this long after it finished."""
+
+    def ranks_per_worker(self) -> int:
+        """Trainer processes in each worker, with the default applied."""
+        return self.workers.ranks_per_worker or max(1, self.workers.accelerator.count)
+
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.workers.replicas * self.ranks_per_worker()

@@ -1,0 +1,49 @@
+"""Addresses of data and checkpoints: pvc://CLAIM/PATH, file:///PATH, builtin://NAME."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from llmtrain_api.constants import VOLUME_ROOT
+
+
+@dataclass(frozen=True)
+class Uri:
+    """One address, taken apart."""
+
+    scheme: str
+    claim: str
+    path: str
+    """Below the claim, or absolute for file, or the name for builtin."""
+
+    @classmethod
+    def parse(cls, text: str) -> Uri:
+        """Take an address apart.
+
+        Raises:
+            ValueError: the scheme is unknown, the claim is missing, or the path leaves its folder by '..'.
+        """
+        scheme, separator, rest = text.partition("://")
+        if not separator or scheme not in ("pvc", "file", "builtin"):
+            raise ValueError(f"{text!r} is no address: use pvc://CLAIM/PATH, file:///PATH or builtin://NAME")
+        if ".." in PurePosixPath(rest).parts:
+            raise ValueError(f"{text!r} must not contain '..'")
+        if scheme == "pvc":
+            claim, _, path = rest.partition("/")
+            if not claim:
+                raise ValueError(f"{text!r} names no claim: use pvc://CLAIM/PATH")
+            return cls(scheme, claim, path.strip("/"))
+        if scheme == "file" and not rest.startswith("/"):
+            raise ValueError(f"{text!r} needs an absolute path: use file:///PATH")
+        return cls(scheme, "", rest)
+
+    def local_path(self, volumes: Mapping[str, str]) -> str:
+        """Return the path inside a worker. `volumes` maps claims to folders; others lie at VOLUME_ROOT/CLAIM."""
+        if self.scheme == "builtin":
+            raise ValueError(f"builtin://{self.path} has no path")
+        if self.scheme == "file":
+            return self.path
+        root = volumes.get(self.claim, f"{VOLUME_ROOT}/{self.claim}")
+        return f"{root}/{self.path}" if self.path else root

@@ -1,0 +1,1 @@
+"""Where agents report and get their orders (HTTP), and the in-memory view of them."""

@@ -1,0 +1,1 @@
+"""The decisions: pure functions of what was observed. No clock, randomness, environment or I/O."""

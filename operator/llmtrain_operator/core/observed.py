@@ -1,0 +1,83 @@
+"""What a decision is made from: one frozen snapshot of a job, its workers and their agents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from llmtrain_api.job import LLMTrainJob
+from llmtrain_api.sync import Progress, RankReport
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the platform engineer decides for all jobs (operator settings)."""
+
+    status_period_seconds: float = 30.0
+    """A healthy job's progress is written this often."""
+    settle_seconds: float = 0.5
+    """How long a mere symptom (a lost peer) waits for the report of its cause."""
+    agent_lost_seconds: float = 120.0
+    """A running worker whose agent was silent this long, while others report, is replaced."""
+
+
+@dataclass(frozen=True)
+class AgentView:
+    """What the coordinator last heard from the agent of a worker."""
+
+    agent_id: str
+    address: str
+    last_seen: float
+    """Unix seconds. A held long-poll counts as seen now."""
+    attempt: int = 0
+    warm: bool = False
+    stopping: bool = False
+    ranks: tuple[RankReport, ...] = ()
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker as its backend sees it: a pod on a cluster, a process group on a laptop."""
+
+    name: str
+    """Pod name: {job}-w{index}-a{attempt of its creation}."""
+    uid: str
+    index: int
+    created_attempt: int
+    replicas: int
+    """Size of the gang this worker was created for."""
+    phase: str
+    """Pending | Running | Succeeded | Failed, as Kubernetes says it."""
+    created_at: float
+    """Unix seconds."""
+    deleting: bool = False
+    node: str = ""
+    waiting_reason: str = ""
+    """Of the trainer container: ErrImagePull, ImagePullBackOff, InvalidImageName, CreateContainerConfigError ..."""
+    waiting_message: str = ""
+    waiting_since: float | None = None
+    """Unix seconds; when the reason above was first seen."""
+    unschedulable_message: str = ""
+    exit_code: int | None = None
+    """Of the agent, once the container has ended (137: killed)."""
+    oom_killed: bool = False
+    disruption: str = ""
+    """Reason of the DisruptionTarget condition or of an eviction, if any."""
+    agent: AgentView | None = None
+    """None where no agent has reported since the operator started."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Everything that `plan` may look at."""
+
+    job: LLMTrainJob
+    now: float
+    """Unix seconds."""
+    workers: tuple[Worker, ...] = ()
+    """All of them, also deleting, failed, and those of older attempts; any order."""
+    spec_errors: tuple[str, ...] = ()
+    """Rules of the contract that the stored spec breaks (an old CRD may have let it pass)."""
+    store_owner: str = ""
+    """namespace/name of an older, unfinished job that uses the same checkpoint store; empty where there is none."""
+    policy: Policy = field(default_factory=Policy)

@@ -1,0 +1,1 @@
+"""Carrying plans out with processes on this machine."""

@@ -1,0 +1,1 @@
+"""The imperative shell: work queue, reconcile loop, metrics, health, and the process that holds them."""
