@@ -1,0 +1,89 @@
+"""Setting the stage: a cluster with our images and our operator on it, ready for jobs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from llmtrain_kind.driver import CLUSTER_COMMAND, REPOSITORY, Driver, DriverError, run
+
+IMAGES_COMMAND = REPOSITORY / "kind" / "images-build"
+EXIT_CANNOT_RUN = 3
+"""What `kind/cluster check` exits with on a machine that cannot hold a cluster."""
+
+
+@dataclass
+class Phases:
+    """Prints what is being done, with its seconds, and keeps the list."""
+
+    taken: list[tuple[str, float]] = field(default_factory=list)
+    quiet: bool = False
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        if not self.quiet:
+            print(f"--- {name}", flush=True)
+        yield
+        seconds = time.monotonic() - start
+        self.taken.append((name, seconds))
+        if not self.quiet:
+            print(f"    {name}: {seconds:.1f} s", flush=True)
+
+
+def why_no_cluster() -> str:
+    """Return one line that says what this machine lacks to hold a cluster, or nothing where it can.
+
+    Raises:
+        DriverError: the check itself failed.
+    """
+    done = subprocess.run([str(CLUSTER_COMMAND), "check"], capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode == 0:
+        return ""
+    if done.returncode != EXIT_CANNOT_RUN:
+        raise DriverError(f"kind/cluster check: exit {done.returncode}\n{done.stderr}")
+    return (done.stdout + done.stderr).strip().splitlines()[-1]
+
+
+def raise_stage(cluster: str, phases: Phases, nodes: int = 3, operator: bool = True) -> Driver:
+    """Build what is missing, start the cluster, load the images and install the operator by its chart.
+
+    Programs (Go) and images (Debian, Python) are built side by side the first time and come from caches later.
+    """
+    with phases.phase("programs and images"), ThreadPoolExecutor(2) as pool:
+        programs = pool.submit(_inherit, str(CLUSTER_COMMAND), "programs")
+        images = pool.submit(run, sys.executable, str(IMAGES_COMMAND), timeout=2400)
+        programs.result()
+        archives = [line for line in images.result().splitlines() if line.endswith(".tar")]
+        mounts = run(sys.executable, str(IMAGES_COMMAND), "--print-mounts", timeout=1200).split()
+    with phases.phase(f"cluster of {nodes} nodes"):
+        flags = [part for mount in mounts for part in ("--mount", mount)]
+        _inherit(str(CLUSTER_COMMAND), "up", "--name", cluster, "--nodes", str(nodes), *flags)
+    driver = Driver(cluster)
+    with phases.phase("load images"):
+        run(str(CLUSTER_COMMAND), "load", "--name", cluster, *archives)
+    if operator:
+        with phases.phase("install the operator by its chart"):
+            driver.install_operator()
+    return driver
+
+
+def strike_stage(cluster: str) -> None:
+    """Stop the cluster and leave nothing behind."""
+    run(str(CLUSTER_COMMAND), "down", "--name", cluster)
+
+
+def _inherit(*command: str) -> None:
+    """Run a command whose progress the user should see.
+
+    Raises:
+        DriverError: it failed.
+    """
+    done = subprocess.run(command, timeout=2400, check=False)
+    if done.returncode != 0:
+        raise DriverError(f"{' '.join(command)}: exit {done.returncode}")

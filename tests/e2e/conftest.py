@@ -1,0 +1,29 @@
+"""One real cluster for all e2e tests of a session, with our images and the operator installed by its chart."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from llmtrain_kind.driver import Driver
+from llmtrain_kind.stage import Phases, raise_stage, strike_stage
+
+CLUSTER = os.environ.get("LLMTRAIN_CLUSTER", "e2e")
+
+
+@pytest.fixture(scope="session")
+def driver() -> Iterator[Driver]:
+    """The cluster seen from outside. KEEP=1 leaves it running for a look (and for a faster next run)."""
+    try:
+        yield raise_stage(CLUSTER, Phases())
+    finally:
+        if not os.environ.get("KEEP"):
+            strike_stage(CLUSTER)
+
+
+@pytest.fixture(scope="session")
+def cluster(driver: Driver) -> Driver:
+    """The same, for tests that need no job."""
+    return driver
