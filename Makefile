@@ -31,11 +31,11 @@ demo: setup ## watch a job survive a killed rank, a deleted pod and a deleted op
 
 .PHONY: test
 test: setup ## run every suite, or SUITE="unit chart"; ARGS="-k name" goes to pytest
-	@hack/test $(SUITE) -- $(ARGS)
+	@$(BIN)/python hack/test $(SUITE) -- $(ARGS)
 
 .PHONY: soak
 soak: setup ## run the long tests
-	@hack/test soak -- $(ARGS)
+	@$(BIN)/python hack/test soak -- $(ARGS)
 
 .PHONY: lint
 lint: setup ## style, formatting, import rules
