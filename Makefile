@@ -73,7 +73,7 @@ cluster-down: setup ## stop the test cluster and leave nothing behind
 
 .PHONY: images
 images: setup ## build the operator's and the trainer's image
-	@kind/images-build
+	@$(BIN)/python kind/images-build
 
 .PHONY: lock
 lock: ## rewrite constraints.txt from pyproject.toml; ARGS="--upgrade" takes newer versions
