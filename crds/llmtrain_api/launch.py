@@ -1,4 +1,4 @@
-"""What an agent gives to each rank it starts: one JSON document, beside the usual RANK, WORLD_SIZE, MASTER_* variables."""
+"""What an agent gives to each rank: one JSON document, beside the usual RANK, WORLD_SIZE, MASTER_* variables."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ class RankLaunch(ApiModel):
     volumes: dict[str, str] = Field(default_factory=dict)
     """Claim name to folder, for pvc:// addresses; a claim that is not listed lies at VOLUME_ROOT/claim."""
     error_file: str
-    """Where the rank writes a sync.RankError (JSON, written to a temporary name, then renamed) before a failing exit."""
+    """Where the rank writes a sync.RankError (JSON, to a temporary name, then renamed) before a failing exit."""
     progress_socket: str = ""
     """Unix datagram socket: rank 0 sends one sync.Progress JSON per step, never blocking. Empty: nobody listens."""

@@ -10,17 +10,68 @@ from llmtrain_api.constants import MANAGER
 from llmtrain_api.meta import ApiModel, Count32
 from llmtrain_api.presets import PRESETS, ModelDimensions
 
+TEMPLATE_FIELDS = (
+    "affinity",
+    "containers",
+    "dnsConfig",
+    "dnsPolicy",
+    "enableServiceLinks",
+    "hostAliases",
+    "hostIPC",
+    "hostNetwork",
+    "hostPID",
+    "hostUsers",
+    "imagePullSecrets",
+    "initContainers",
+    "nodeSelector",
+    "os",
+    "overhead",
+    "preemptionPolicy",
+    "priority",
+    "priorityClassName",
+    "readinessGates",
+    "resourceClaims",
+    "resources",
+    "runtimeClassName",
+    "schedulerName",
+    "schedulingGates",
+    "securityContext",
+    "serviceAccountName",
+    "shareProcessNamespace",
+    "tolerations",
+    "topologySpreadConstraints",
+    "volumes",
+)
+"""Fields of a PodSpec that a template may set. The operator keeps the others to itself: restartPolicy and nodeName
+(restarts and placement are its work), terminationGracePeriodSeconds (deadlines.stopSeconds), activeDeadlineSeconds (the
+job's), host names, and the service account's token (workers hold no credentials)."""
+
+
+def pod_spec_schema(schema: dict[str, Any]) -> None:
+    """Spell the allowed fields out, each of any content, so that a misspelt or reserved one is refused."""
+    schema.pop("additionalProperties", None)
+    schema["default"] = {}
+    schema["properties"] = {
+        name: {"x-kubernetes-preserve-unknown-fields": True, "description": f"As {name} of a PodSpec."}
+        for name in TEMPLATE_FIELDS
+    }
+
+
 Positive32 = Annotated[int, Field(ge=1, le=2**31 - 1, json_schema_extra={"format": "int32"})]
 PresetName = Literal["tiny", "demo", "llama-1b", "llama-7b", "llama-8b", "llama-70b"]
 
-STORE_PATTERN = r"^(pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?(/[^\s]*)?|file:///[^\s]*)$"
-SOURCE_PATTERN = r"^(pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?(/[^\s]*)?|file:///[^\s]*|builtin://python-stdlib)$"
+_CLAIM = r"pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?(/[^\s]*)?"
+_FILE = r"file:///[^\s/][^\s]*"
+STORE_PATTERN = rf"^({_CLAIM}|{_FILE})$"
+SOURCE_PATTERN = rf"^({_CLAIM}|{_FILE}|builtin://python-stdlib)$"
+RESOURCE_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+IMAGE_PATTERN = r"^[^\s]+$"
 
 
 class Accelerator(ApiModel):
     """What one worker asks of its node."""
 
-    resource: Annotated[str, Field(min_length=1, max_length=253)] = "nvidia.com/gpu"
+    resource: Annotated[str, Field(min_length=1, max_length=253, pattern=RESOURCE_PATTERN)] = "nvidia.com/gpu"
     """Extended resource of the accelerator, for instance nvidia.com/gpu or amd.com/gpu."""
     count: Annotated[int, Field(ge=0, le=64, json_schema_extra={"format": "int32"})] = 8
     """How many of them one worker takes. 0 asks for none: CPU only."""
@@ -29,9 +80,7 @@ class Accelerator(ApiModel):
 class PodTemplate(ApiModel):
     """An overlay on the worker pod that the operator builds. What the user writes here wins."""
 
-    spec: Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})] = Field(
-        default_factory=dict
-    )
+    spec: Annotated[dict[str, Any], Field(json_schema_extra=pod_spec_schema)] = Field(default_factory=dict)
     """Part of a PodSpec: nodeSelector, tolerations, volumes, more containers, or fields of the container `trainer`."""
 
 
@@ -45,7 +94,7 @@ class Workers(ApiModel):
     """Where ranks compute. `auto`: cuda where there is one, else cpu; `cpu`: gloo, on any node."""
     ranks_per_worker: Annotated[int, Field(ge=1, le=64, json_schema_extra={"format": "int32"})] | None = None
     """Trainer processes in each worker. Default: accelerator.count, or 1 where that is 0."""
-    image: Annotated[str, Field(min_length=1, max_length=512)]
+    image: Annotated[str, Field(min_length=1, max_length=512, pattern=IMAGE_PATTERN)]
     """Image of the trainer."""
     template: PodTemplate = PodTemplate()
 
@@ -58,11 +107,15 @@ class Model(ApiModel):
     dim: Positive32 | None = None
     """Width of the residual stream."""
     layers: Positive32 | None = None
+    """Number of transformer blocks."""
     heads: Positive32 | None = None
+    """Query heads of attention; divides dim into heads of an even width."""
     kv_heads: Positive32 | None = None
     """Key/value heads of grouped-query attention; divides heads."""
     ffn_dim: Positive32 | None = None
+    """Inner width of the feed-forward network."""
     vocab_size: Positive32 | None = None
+    """Number of tokens the model knows; at least 257 where text is read as bytes."""
     sequence_length: Positive32 | None = None
     """Tokens per sequence."""
 
@@ -96,21 +149,30 @@ class Optimizer(ApiModel):
     """AdamW (Loshchilov and Hutter, 2019) with clipping by the true global gradient norm."""
 
     name: Literal["adamw"] = "adamw"
+    """The algorithm."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 3e-4
+    """Peak learning rate, reached after the warm-up."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the running mean of gradients."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Decay of the running mean of squared gradients."""
     epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    """Added to the denominator of the update, against division by zero."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Applied to matrices only; norms are not decayed."""
     gradient_clip_norm: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Largest global L2 norm of the gradient; a longer one is scaled down to it."""
 
 
 class Schedule(ApiModel):
     """Learning rate over steps: linear warm-up, then the named curve down to the ratio below."""
 
     kind: Literal["cosine", "constant"] = "cosine"
+    """The curve after the warm-up."""
     warmup_steps: Count32 = 0
+    """Optimizer steps over which the learning rate rises from 0 to its peak; fewer than training.steps."""
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """The last learning rate of the cosine, as a part of the peak."""
 
 
 class Training(ApiModel):
@@ -127,6 +189,7 @@ class Training(ApiModel):
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     seed: Annotated[int, Field(ge=0, le=2**63 - 1, json_schema_extra={"format": "int64"})] = 1234
+    """Of initial weights and of the order of the data."""
 
 
 class DataSource(ApiModel):
@@ -144,10 +207,17 @@ class Tokenizer(ApiModel):
 
 
 class Data(ApiModel):
+    """What the model reads."""
+
     sources: Annotated[
         list[DataSource],
-        Field(min_length=1, max_length=64, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["uri"]}),
+        Field(
+            min_length=1,
+            max_length=64,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["uri"]},
+        ),
     ]
+    """Texts to train on, mixed by their size."""
     tokenizer: Tokenizer = Tokenizer()
 
 
@@ -179,14 +249,22 @@ class Budgets(ApiModel):
     """Restarts allowed per failure class since the committed checkpoint last advanced. 0: fail at once."""
 
     out_of_memory: Count32 = 1
+    """A rank or its container was killed for want of memory."""
     numerics: Count32 = 1
+    """Loss or gradient was not finite."""
     checkpoint: Count32 = 3
+    """A checkpoint could not be written or read."""
     crash: Count32 = 6
+    """A rank ended by itself, by any other exit code or signal."""
     startup: Count32 = 3
+    """A worker or its ranks did not start in time."""
     communication: Count32 = 6
+    """Ranks lost each other and no other cause was reported."""
 
 
 class FailurePolicy(ApiModel):
+    """How much hurt a job takes before it fails with the first cause. May be changed while the job runs."""
+
     budgets: Budgets = Budgets()
     deadlines: Deadlines = Deadlines()
 

@@ -1,4 +1,7 @@
-"""What the operator reports under `status`: the durable facts of a job. Everything else is rebuilt from pods and agents."""
+"""What the operator reports under `status`: the durable facts of a job.
+
+Everything else is rebuilt from pods and agents.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +22,37 @@ class Condition(LenientModel):
     """A metav1.Condition."""
 
     type: ConditionType
+    """What is told; one condition of each type."""
     status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
     observed_generation: Count64 = 0
+    """The generation of the spec that it was told about."""
     last_transition_time: Timestamp
+    """When status last changed."""
     reason: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
+    """For programs: why, in one CamelCase word."""
     message: Annotated[str, Field(max_length=32768)] = ""
+    """For people: why, and what to do."""
 
 
 class Shape(LenientModel):
     """The shape in force."""
 
     world_size: Count32
+    """Number of ranks."""
     replicate: Count32
+    """Copies of the sharded model."""
     shard: Count32
+    """Ranks that share one copy."""
     zero_stage: Count32
+    """As spec.parallelism.zeroStage."""
 
 
 class WorkersStatus(LenientModel):
+    """How many workers there are."""
+
     desired: Count32 = 0
+    """Workers that the job should have now; 0 while suspended and after the end."""
     ready: Count32 = 0
     """Workers whose agent is connected."""
     summary: ShortText = "0/0"
@@ -46,31 +62,47 @@ class WorkersStatus(LenientModel):
 
 
 class ProgressStatus(LenientModel):
-    """The newest optimizer step that the operator has reported. Numbers that are not integers are strings, as
-    Kubernetes asks."""
+    """The newest optimizer step that the operator has reported.
+
+    Numbers that are not integers are strings, as Kubernetes asks.
+    """
 
     step: Count64
+    """Optimizer steps done."""
     steps: Count64
     """The step at which the job ends."""
     tokens: Annotated[str, Field(max_length=32)]
+    """Tokens trained on."""
     loss: Annotated[str, Field(max_length=32)]
+    """Mean loss of the step, in nats per token."""
     tokens_per_second: Annotated[str, Field(max_length=32)]
+    """Over all ranks."""
     eta_seconds: Count64 | None = None
+    """Time left at this speed."""
     updated_at: Timestamp
+    """When the step ended."""
 
 
 class CheckpointStatus(LenientModel):
+    """The checkpoint that a restart would take."""
+
     last_good_step: Int64 = -1
     """Step of the newest committed checkpoint; -1 where there is none."""
     uri: Annotated[str, Field(max_length=1200)] = ""
+    """Where it lies."""
     committed_at: Timestamp | None = None
+    """When it became complete and valid."""
     skipped: Message = ""
     """Newer checkpoints that the last restart did not trust, and why."""
 
 
 class RestartsStatus(LenientModel):
+    """How often ranks were started again."""
+
     total: Count32 = 0
+    """Restarts since the job began, of any class."""
     by_class: Annotated[dict[str, Count32], Field(max_length=16)] = Field(default_factory=dict)
+    """The same, by failure class."""
     since_progress: Annotated[dict[str, Count32], Field(max_length=16)] = Field(default_factory=dict)
     """What counts against the budgets: emptied when the committed checkpoint advances."""
     by_worker_since_progress: Annotated[dict[str, Count32], Field(max_length=4096)] = Field(default_factory=dict)
@@ -83,31 +115,48 @@ class FailureStatus(LenientModel):
     model_config = ConfigDict(populate_by_name=True)
 
     at: Timestamp
+    """When the operator learned of it."""
     attempt: Count32
+    """The attempt that it ended."""
     failure_class: Annotated[FailureClass, Field(alias="class")]
+    """The cause."""
     worker: Count32 | None = None
+    """Index of the worker where it began."""
     pod: ShortText = ""
+    """That worker's pod."""
     node: ShortText = ""
+    """That worker's node."""
     rank: Count32 | None = None
+    """Global rank that failed first."""
     message: Message
+    """For people: what was seen."""
     action: Action
+    """What the operator did."""
     step: Count64 | None = None
     """The newest step known when it failed."""
     lost_steps: Count64 | None = None
     """Steps that had to be repeated."""
     seconds_to_next_step: Annotated[str, Field(max_length=32)] | None = None
+    """From the failure to the first optimizer step of the next attempt."""
 
 
 class LLMTrainJobStatus(LenientModel):
+    """What the operator reports."""
+
     conditions: Annotated[
         list[Condition],
-        Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+        Field(
+            max_length=16,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        ),
     ] = Field(default_factory=list)
+    """What holds now, for programs and `kubectl wait`."""
     state: State | None = None
     """One word for people; the conditions are the truth."""
     message: Message = ""
     """One sentence for people: what is going on, or what to do."""
     observed_generation: Count64 = 0
+    """The generation of the spec that this status is about."""
     attempt: Count32 = 0
     """The incarnation of all ranks that is wanted; 0 before the first."""
     started_attempt: Count32 = 0
@@ -115,7 +164,9 @@ class LLMTrainJobStatus(LenientModel):
     attempt_started_at: Timestamp | None = None
     """When `attempt` last changed."""
     start_time: Timestamp | None = None
+    """When the job was first accepted and not suspended."""
     completion_time: Timestamp | None = None
+    """When the job succeeded or failed."""
     shape: Shape | None = None
     workers: WorkersStatus = WorkersStatus()
     progress: ProgressStatus | None = None
@@ -124,6 +175,7 @@ class LLMTrainJobStatus(LenientModel):
     failures: Annotated[
         list[FailureStatus], Field(max_length=MAX_FAILURES, json_schema_extra={"x-kubernetes-list-type": "atomic"})
     ] = Field(default_factory=list)
+    """The newest failures, oldest first."""
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """Return the condition of that type, or None."""

@@ -138,7 +138,10 @@ class SyncResponse(LenientModel):
 
 
 class SyncError(ApiModel):
-    """Body of every refusal (400 malformed, 401 no token, 403 token of another job, 404 unknown job or pod, 409 superseded)."""
+    """Body of every refusal.
+
+    400 malformed, 401 no token, 403 token of another job, 404 unknown job or pod, 409 superseded.
+    """
 
     error: str
     fix: str = ""

@@ -1,0 +1,101 @@
+"""What may change once a job exists, and the rules that refuse the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmtrain_api.rule import Rule, Term
+
+MUTABLE = (
+    "spec.suspend",
+    "spec.workers.replicas",
+    "spec.failurePolicy",
+    "spec.activeDeadlineSeconds",
+    "spec.ttlSecondsAfterFinished",
+)
+"""What the operator obeys at any time; with all that lies below."""
+
+_OPTIONAL = {"spec.workers": ("ranksPerWorker",)}
+"""Fields that may be absent: they have no default."""
+_WORDS = {
+    "spec": ("managedBy",),
+    "spec.workers": ("device", "image"),
+    "spec.workers.accelerator": ("resource", "count"),
+    "spec.parallelism": ("replicate", "zeroStage"),
+    "spec.training": ("steps", "globalBatchSize", "microBatchSize", "precision", "seed"),
+    "spec.training.optimizer": (
+        "name",
+        "learningRate",
+        "beta1",
+        "beta2",
+        "epsilon",
+        "weightDecay",
+        "gradientClipNorm",
+    ),
+    "spec.training.schedule": ("kind", "warmupSteps", "minLearningRateRatio"),
+    "spec.checkpoint": ("store", "everySteps", "keep"),
+}
+"""Fields whose values are shown in the message."""
+_WHOLES = {"spec": ("model",), "spec.workers": ("template",), "spec.data": ("sources", "tokenizer")}
+"""Fields compared as a whole: too much to show."""
+
+
+def _rule(at: str, name: str, same: str, now: Term, before: Term) -> Rule:
+    return Rule(
+        at=at,
+        field=name,
+        reads=(name,),
+        cel=same,
+        holds=lambda s: s.now.get(name) == s.before.get(name),
+        value=now,
+        allowed="{before}, because it cannot change once the job exists",
+        fix="put it back, or delete the job and create it anew",
+        terms={"before": before},
+        transition=True,
+    )
+
+
+def _of_word(at: str, name: str) -> Rule:
+    return _rule(
+        at,
+        name,
+        f"self.{name} == oldSelf.{name}",
+        Term(f"string(self.{name})", lambda s: _shown(s.now[name]), "string"),
+        Term(f"string(oldSelf.{name})", lambda s: _shown(s.before[name]), "string"),
+    )
+
+
+def _of_optional(at: str, name: str) -> Rule:
+    def text(side: str) -> str:
+        return f"(has({side}.{name}) ? string({side}.{name}) : 'nothing')"
+
+    return _rule(
+        at,
+        name,
+        f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})",
+        Term(text("self"), lambda s: _shown(s.now.get(name, "nothing")), "string"),
+        Term(text("oldSelf"), lambda s: _shown(s.before.get(name, "nothing")), "string"),
+    )
+
+
+def _of_whole(at: str, name: str) -> Rule:
+    return _rule(
+        at,
+        name,
+        f"self.{name} == oldSelf.{name}",
+        Term("'a change'", lambda s: "a change", "string"),
+        Term("'what the job was created with'", lambda s: "what the job was created with", "string"),
+    )
+
+
+def _shown(value: Any) -> str:
+    """A value as CEL's string() shows it."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+IMMUTABLE_RULES: tuple[Rule, ...] = tuple(
+    make(at, name)
+    for make, table in ((_of_word, _WORDS), (_of_optional, _OPTIONAL), (_of_whole, _WHOLES))
+    for at, names in table.items()
+    for name in names
+)

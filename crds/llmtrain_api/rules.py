@@ -1,0 +1,271 @@
+"""Every rule that a type alone cannot say, declared once. Tested with one table of manifests in Python, in CEL, and by
+a real API server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmtrain_api.constants import MAX_NAME_LENGTH
+from llmtrain_api.immutability import IMMUTABLE_RULES
+from llmtrain_api.presets import PRESETS
+from llmtrain_api.rule import Rule, Scope, Term, cel_string
+
+BYTE_VOCABULARY = 257
+"""256 bytes and the mark between documents."""
+RESERVED_ENV_PREFIX = "LLMTRAIN_"
+
+# --- names and addresses ---------------------------------------------------------------------------------------------
+
+_NAME = Rule(
+    at="",
+    field="metadata.name",
+    reads=("metadata.name",),
+    cel=f"self.metadata.name.size() <= {MAX_NAME_LENGTH} && !self.metadata.name.contains('.')",
+    holds=lambda s: len(s.now["metadata"]["name"]) <= MAX_NAME_LENGTH and "." not in s.now["metadata"]["name"],
+    value=Term("self.metadata.name", lambda s: s.now["metadata"]["name"], "string"),
+    allowed=f"at most {MAX_NAME_LENGTH} characters and no dot, because pods and host names are made from it",
+    fix="choose a shorter name of a-z, 0-9 and '-'",
+)
+
+
+def _stays_in_its_folder(at: str) -> Rule:
+    return Rule(
+        at=at,
+        field="",
+        reads=("",),
+        cel=r"!self.matches('(^|/)[.][.](/|$)')",
+        holds=lambda s: ".." not in s.now.split("/"),
+        value=Term("self", lambda s: s.now, "string"),
+        allowed="a path without '..'",
+        fix="write the path in full",
+    )
+
+
+# --- the shape of the model ------------------------------------------------------------------------------------------
+
+_DIMENSIONS = {
+    "dim": "dim",
+    "layers": "layers",
+    "heads": "heads",
+    "kvHeads": "kv_heads",
+    "ffnDim": "ffn_dim",
+    "vocabSize": "vocab_size",
+    "sequenceLength": "sequence_length",
+}
+"""Name in a manifest to name in a preset."""
+_KNOWN = "(has(self.preset) || (" + " && ".join(f"has(self.{name})" for name in _DIMENSIONS) + "))"
+
+
+def _known(s: Scope) -> bool:
+    return "preset" in s.now or all(name in s.now for name in _DIMENSIONS)
+
+
+def _dimension(name: str) -> Term:
+    """A dimension of spec.model: what is written, else the preset's."""
+    attribute = _DIMENSIONS[name]
+    table = ", ".join(f"{cel_string(preset)}: {getattr(size, attribute)}" for preset, size in PRESETS.items())
+
+    def of(s: Scope) -> int:
+        return int(s.now[name] if name in s.now else getattr(PRESETS[s.now["preset"]], attribute))
+
+    return Term(f"(has(self.{name}) ? self.{name} : {{{table}}}[self.preset])", of)
+
+
+_DIM, _HEADS, _KV_HEADS = _dimension("dim"), _dimension("heads"), _dimension("kvHeads")
+
+_MODEL_IS_KNOWN = Rule(
+    at="spec.model",
+    field="",
+    reads=("",),
+    cel=_KNOWN,
+    holds=_known,
+    value=Term(
+        "'a model without preset and without'"
+        + "".join(f" + (has(self.{name}) ? '' : {cel_string(' ' + name)})" for name in _DIMENSIONS),
+        lambda s: "a model without preset and without " + " ".join(n for n in _DIMENSIONS if n not in s.now),
+        "string",
+    ),
+    allowed=f"preset ({', '.join(PRESETS)}), or all of {', '.join(_DIMENSIONS)}",
+    fix="add preset, or the dimensions that are missing",
+)
+_HEADS_DIVIDE_DIM = Rule(
+    at="spec.model",
+    field="heads",
+    reads=("preset", "dim", "heads"),
+    cel=f"!{_KNOWN} || {_DIM.cel} % {_HEADS.cel} == 0",
+    holds=lambda s: not _known(s) or _DIM.of(s) % _HEADS.of(s) == 0,
+    value=_HEADS,
+    allowed="a divisor of dim, which is {dim}",
+    fix="change heads or dim",
+    terms={"dim": _DIM},
+)
+_HEAD_IS_EVEN = Rule(
+    at="spec.model",
+    field="heads",
+    reads=("preset", "dim", "heads"),
+    cel=f"!{_KNOWN} || {_DIM.cel} % {_HEADS.cel} != 0 || {_DIM.cel} / {_HEADS.cel} % 2 == 0",
+    holds=lambda s: not _known(s) or _DIM.of(s) % _HEADS.of(s) != 0 or _DIM.of(s) // _HEADS.of(s) % 2 == 0,
+    value=_HEADS,
+    allowed="a number of heads whose width is even, because rotary positions turn pairs; dim {dim} makes it {width}",
+    fix="change heads or dim",
+    terms={"dim": _DIM, "width": Term(f"{_DIM.cel} / {_HEADS.cel}", lambda s: _DIM.of(s) // _HEADS.of(s))},
+)
+_KV_HEADS_DIVIDE_HEADS = Rule(
+    at="spec.model",
+    field="kvHeads",
+    reads=("preset", "heads", "kvHeads"),
+    cel=f"!{_KNOWN} || {_HEADS.cel} % {_KV_HEADS.cel} == 0",
+    holds=lambda s: not _known(s) or _HEADS.of(s) % _KV_HEADS.of(s) == 0,
+    value=_KV_HEADS,
+    allowed="a divisor of heads, which is {heads}",
+    fix="change kvHeads or heads",
+    terms={"heads": _HEADS},
+)
+_BYTES_FIT = Rule(
+    at="spec",
+    field="model.vocabSize",
+    reads=("model.vocabSize", "data.tokenizer.uri"),
+    cel=f"has(self.data.tokenizer.uri) || !has(self.model.vocabSize) || self.model.vocabSize >= {BYTE_VOCABULARY}",
+    holds=lambda s: "uri" in s.now["data"]["tokenizer"] or s.now["model"].get("vocabSize", 1 << 31) >= BYTE_VOCABULARY,
+    value=Term("self.model.vocabSize", lambda s: s.now["model"]["vocabSize"]),
+    allowed=f"{BYTE_VOCABULARY} or more, because text is read as bytes where data.tokenizer.uri is not given",
+    fix=f"use {BYTE_VOCABULARY} or more, or name a tokenizer",
+)
+
+# --- the shape of the job --------------------------------------------------------------------------------------------
+
+
+def _ranks(s: Scope) -> int:
+    workers = s.now["workers"]
+    return int(workers.get("ranksPerWorker") or max(1, workers["accelerator"]["count"]))
+
+
+_RANKS = Term(
+    "(has(self.workers.ranksPerWorker) ? self.workers.ranksPerWorker"
+    " : (self.workers.accelerator.count > 0 ? self.workers.accelerator.count : 1))",
+    _ranks,
+)
+_REPLICAS = Term("self.workers.replicas", lambda s: s.now["workers"]["replicas"])
+_WORLD = Term(f"(self.workers.replicas * {_RANKS.cel})", lambda s: _REPLICAS.of(s) * _RANKS.of(s))
+_MICRO = Term("self.training.microBatchSize", lambda s: s.now["training"]["microBatchSize"])
+_UNIT = Term(f"({_WORLD.cel} * {_MICRO.cel})", lambda s: _WORLD.of(s) * _MICRO.of(s))
+_BATCH = Term("self.training.globalBatchSize", lambda s: s.now["training"]["globalBatchSize"])
+_NEXT_BATCH = Term(
+    f"(({_BATCH.cel} + {_UNIT.cel} - 1) / {_UNIT.cel} * {_UNIT.cel})",
+    lambda s: -(-_BATCH.of(s) // _UNIT.of(s)) * _UNIT.of(s),
+)
+_SHAPE_READS = ("workers.replicas", "workers.ranksPerWorker", "workers.accelerator.count")
+
+_REPLICATE_DIVIDES_WORLD = Rule(
+    at="spec",
+    field="parallelism.replicate",
+    reads=("parallelism.replicate", *_SHAPE_READS),
+    cel=f"{_WORLD.cel} % self.parallelism.replicate == 0",
+    holds=lambda s: _WORLD.of(s) % s.now["parallelism"]["replicate"] == 0,
+    value=Term("self.parallelism.replicate", lambda s: s.now["parallelism"]["replicate"]),
+    allowed="a divisor of the number of ranks, {world} ({replicas} workers of {ranks})",
+    fix="change parallelism.replicate, workers.replicas or workers.ranksPerWorker",
+    terms={"world": _WORLD, "replicas": _REPLICAS, "ranks": _RANKS},
+)
+_BATCH_IS_SHARED_OUT = Rule(
+    at="spec",
+    field="training.globalBatchSize",
+    reads=("training.globalBatchSize", "training.microBatchSize", *_SHAPE_READS),
+    cel=f"{_BATCH.cel} % {_UNIT.cel} == 0",
+    holds=lambda s: _BATCH.of(s) % _UNIT.of(s) == 0,
+    value=_BATCH,
+    allowed="a multiple of {unit} ({replicas} workers x {ranks} ranks x microBatchSize {micro})",
+    fix="use {next}, or change the number of ranks or microBatchSize",
+    terms={"unit": _UNIT, "replicas": _REPLICAS, "ranks": _RANKS, "micro": _MICRO, "next": _NEXT_BATCH},
+)
+
+
+def _own_ranks(s: Scope) -> int:
+    return _ranks(Scope({"workers": s.now}))
+
+
+_COUNT = Term("self.accelerator.count", lambda s: s.now["accelerator"]["count"])
+_CUDA_NEEDS_ONE = Rule(
+    at="spec.workers",
+    field="accelerator.count",
+    reads=("device", "accelerator.count"),
+    cel="self.device != 'cuda' || self.accelerator.count > 0",
+    holds=lambda s: s.now["device"] != "cuda" or s.now["accelerator"]["count"] > 0,
+    value=_COUNT,
+    allowed="1 or more, because device is cuda",
+    fix="ask for accelerators, or set workers.device to cpu",
+)
+_RANK_HAS_ITS_OWN = Rule(
+    at="spec.workers",
+    field="ranksPerWorker",
+    reads=("device", "accelerator.count", "ranksPerWorker"),
+    cel="self.device != 'cuda' || self.accelerator.count == 0 || !has(self.ranksPerWorker)"
+    " || self.ranksPerWorker <= self.accelerator.count",
+    holds=lambda s: (
+        s.now["device"] != "cuda"
+        or s.now["accelerator"]["count"] == 0
+        or _own_ranks(s) <= s.now["accelerator"]["count"]
+    ),
+    value=Term("self.ranksPerWorker", lambda s: s.now["ranksPerWorker"]),
+    allowed="at most accelerator.count, which is {count}: each rank computes on an accelerator of its own",
+    fix="use {count} or fewer, or ask for more accelerators",
+    terms={"count": _COUNT},
+)
+_WARMUP_ENDS = Rule(
+    at="spec.training",
+    field="schedule.warmupSteps",
+    reads=("schedule.warmupSteps", "steps"),
+    cel="self.schedule.warmupSteps < self.steps",
+    holds=lambda s: s.now["schedule"]["warmupSteps"] < s.now["steps"],
+    value=Term("self.schedule.warmupSteps", lambda s: s.now["schedule"]["warmupSteps"]),
+    allowed="fewer than training.steps, which is {steps}",
+    fix="shorten the warm-up or train longer",
+    terms={"steps": Term("self.steps", lambda s: s.now["steps"])},
+)
+
+# --- the pod template ------------------------------------------------------------------------------------------------
+
+
+def _reserved_names(spec: Any) -> list[str]:
+    """Environment variables of ours that a template sets; content of the wrong shape is none of our business."""
+    found = []
+    for group in ("containers", "initContainers"):
+        for container in spec.get(group) if isinstance(spec.get(group), list) else ():
+            entries = container.get("env") if isinstance(container, dict) else None
+            for entry in entries if isinstance(entries, list) else ():
+                name = entry.get("name") if isinstance(entry, dict) else None
+                if isinstance(name, str) and name.startswith(RESERVED_ENV_PREFIX):
+                    found.append(name)
+    return found
+
+
+_ENVIRONMENT_IS_OURS = Rule(
+    at="spec.workers.template.spec",
+    field="",
+    reads=("",),
+    cel=None,
+    holds=lambda s: not _reserved_names(s.now),
+    value=Term("", lambda s: "env " + ", ".join(_reserved_names(s.now)), "string"),
+    allowed=f"environment variables that do not begin with {RESERVED_ENV_PREFIX}, which the operator sets",
+    fix="choose another name",
+)
+
+RULES: tuple[Rule, ...] = (
+    _NAME,
+    _MODEL_IS_KNOWN,
+    _HEADS_DIVIDE_DIM,
+    _HEAD_IS_EVEN,
+    _KV_HEADS_DIVIDE_HEADS,
+    _BYTES_FIT,
+    _CUDA_NEEDS_ONE,
+    _RANK_HAS_ITS_OWN,
+    _REPLICATE_DIVIDES_WORLD,
+    _BATCH_IS_SHARED_OUT,
+    _WARMUP_ENDS,
+    _stays_in_its_folder("spec.checkpoint.store"),
+    _stays_in_its_folder("spec.data.sources[].uri"),
+    _stays_in_its_folder("spec.data.tokenizer.uri"),
+    _ENVIRONMENT_IS_OURS,
+    *IMMUTABLE_RULES,
+)
+"""All of them, in the order in which they are reported."""
