@@ -1,0 +1,1 @@
+"""The `local` provider: a real Kubernetes cluster of plain processes on one Linux machine, without Docker."""

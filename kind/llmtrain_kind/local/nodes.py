@@ -1,0 +1,115 @@
+"""One node's life: start, kill as if the power went, start again."""
+
+import shutil
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+from llmtrain_kind import processes
+from llmtrain_kind.local import configs, control_plane, network
+from llmtrain_kind.local.api import Api, ApiError
+from llmtrain_kind.local.cgroups import Cgroups
+from llmtrain_kind.local.layout import PAUSE_IMAGE, Layout, Node
+from llmtrain_kind.local.mounts import unmount_below
+from llmtrain_kind.local.sweep import end_node
+from llmtrain_kind.shell import run
+
+COMPONENTS = ("containerd", "kubelet", "kube-proxy")
+
+
+def prepare(node: Node, cgroups: Cgroups, snapshotter: str) -> None:
+    """Make a node's network, cgroup and configuration files; nothing of a former life may be there."""
+    node.run.mkdir(parents=True, exist_ok=True)
+    network.make_node(node)
+    cgroups.make(node.cgroup)
+    folder = node.folder
+    configs.write(folder / "containerd.toml", configs.containerd(node, snapshotter))
+    configs.write(folder / "cni" / "10-llmtrain.conflist", configs.cni(node))
+    configs.write(folder / "kubelet.json", configs.kubelet(node, cgroups.unified))
+    configs.write(folder / "kube-proxy.json", configs.kube_proxy(node))
+
+
+def start_runtime(node: Node, lock: int) -> None:
+    """Start containerd and load the pause image; needs no API server."""
+    _start(node, "containerd", lock)
+    cluster = node.cluster
+    control_plane.wait(cluster, f"containerd of {node.name}", (f"{node.name}.containerd",), node.socket.exists)
+    if PAUSE_IMAGE not in run([*ctr(node), "images", "ls", "-q"]).split():
+        run([*ctr(node), "images", "import", cluster.state / "pause.tar"])
+
+
+def start_agents(node: Node, lock: int) -> None:
+    """Start kubelet and kube-proxy."""
+    for component in ("kubelet", "kube-proxy"):
+        _start(node, component, lock)
+
+
+def wait_ready(layout: Layout, nodes: tuple[Node, ...]) -> None:
+    """Wait until the nodes are Ready as of their present life, and show their GPUs."""
+    api = Api(layout)
+    for node in nodes:
+        components = tuple(f"{node.name}.{component}" for component in COMPONENTS)
+        control_plane.wait(layout, f"{node.name} to be Ready", components, partial(_ready, api, node))
+        # The capacity lies in the Node object's status, which nobody but us sets: a new object lacks it.
+        api.merge(f"/api/v1/nodes/{node.name}/status", configs.gpus())
+
+
+def kill(node: Node, cgroups: Cgroups) -> None:
+    """End a node as a power failure would: its network goes first, so that no socket says goodbye."""
+    if not network.is_cut(node):
+        network.cut(node)
+    end_node(node, cgroups)
+    unmount_below(node.run, node.folder)
+    network.remove_node_network(node.netns, node.veth)
+    cgroups.remove(node.cgroup)
+    # What a real node keeps in memory is gone after a power failure; disks (images, volumes, logs) stay.
+    shutil.rmtree(node.run, ignore_errors=True)
+
+
+def alive(node: Node) -> bool:
+    """Whether all processes of the node run."""
+    records = [processes.read_record(node.record(component)) for component in COMPONENTS]
+    return all(record is not None and record.alive() for record in records)
+
+
+def ctr(node: Node) -> list[str | Path]:
+    """The words of a `ctr` command for the images and containers that this node's kubelet sees."""
+    return [node.cluster.programs / "ctr", "--address", node.socket, "--namespace", "k8s.io"]
+
+
+def _start(node: Node, component: str, lock: int) -> None:
+    record = node.record(component)
+    running = processes.read_record(record)
+    if running is not None and running.alive():
+        return
+    cluster = node.cluster
+    arguments = {
+        "containerd": ["--config", node.folder / "containerd.toml"],
+        "kubelet": [
+            *("--config", node.folder / "kubelet.json", "--kubeconfig", cluster.kubeconfig(node.name)),
+            *("--root-dir", node.folder / "kubelet", "--cert-dir", node.folder / "kubelet-pki"),
+            *("--hostname-override", node.name, "--node-ip", node.address),
+        ],
+        "kube-proxy": ["--config", node.folder / "kube-proxy.json"],
+    }[component]
+    command = [*network.inside(node), cluster.programs / component, *arguments]
+    # containerd finds its shim, and the shim runc, by PATH.
+    path = {"PATH": f"{cluster.programs}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    processes.start(command, record, node.log(component), lock, path)
+
+
+def _ready(api: Api, node: Node) -> bool:
+    """Whether the kubelet of the node's present life has reported Ready; an older report may still stand there."""
+    try:
+        found = api.get(f"/api/v1/nodes/{node.name}")
+    except ApiError as error:
+        if error.status == 404:
+            return False
+        raise
+    started = int(node.record("kubelet").stat().st_mtime)
+    return any(
+        condition["type"] == "Ready"
+        and condition["status"] == "True"
+        and datetime.fromisoformat(condition["lastHeartbeatTime"]).timestamp() >= started
+        for condition in found["status"].get("conditions", [])
+    )

@@ -1,0 +1,3 @@
+module llmtrain.invalid/pause
+
+go 1.24.0
