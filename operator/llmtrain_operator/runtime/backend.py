@@ -24,7 +24,11 @@ class JobKey:
 
 
 class Backend(Protocol):
-    """What the reconciler needs. Reads come from caches and never block; writes may raise BackendError."""
+    """What the reconciler needs. Reads come from caches and never block; writes may raise BackendError.
+
+    Reads show the backend's own writes at once: after `write_status` returned, `job_manifest` has that status; after
+    `create_worker`, `workers` has that worker; after `delete_worker`, it is deleting or gone.
+    """
 
     def job_manifest(self, key: JobKey) -> dict[str, Any] | None:
         """Return the newest object known, or None where it is gone."""
@@ -36,7 +40,7 @@ class Backend(Protocol):
         """Return the workers of this job (by its uid), agents not filled in."""
 
     async def write_status(self, job: LLMTrainJob, status: LLMTrainJobStatus) -> None:
-        """Make the whole status durable."""
+        """Make the whole status durable; of `job` only the metadata is needed."""
 
     async def create_worker(self, job: LLMTrainJob, worker: CreateWorker) -> None:
         """Create the worker; idempotent by name."""
