@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     build = command("programs", _programs, "build the programs that are missing; print their folder", named=False)
     build.add_argument("--only", default="", metavar="A,B", help="such as helm,kubectl (default: all)")
     build.add_argument("--kubernetes", default=DEFAULT_KUBERNETES, metavar="X.Y.Z")
-    command("check", _check, "can this machine run a cluster? says in one line what is missing (exit code 3)")
+    command("check", _check, "can this machine run a cluster? says in one line what is missing (exit code 3)", named=False)
     command("purge-cache", _purge_cache, "delete the built programs", named=False)
     return parser
 
@@ -96,7 +96,7 @@ def _up(options: argparse.Namespace) -> None:
         existing = settings_file.load(name)
         kind = options.provider
         if kind == "auto":
-            kind = existing.provider if existing else choose(settings_file.state_folder(name))
+            kind = existing.provider if existing else choose()
         asked = ClusterSettings(name, kind, nodes, kubernetes, mounts)
         if existing and existing.provider != kind:
             raise Refused(f"cluster {name} is one of provider {existing.provider}: run `kind/cluster down` first")
@@ -163,8 +163,8 @@ def _programs(options: argparse.Namespace) -> None:
     print(programs.ensure(wanted, settings_file.check_version(options.kubernetes)))
 
 
-def _check(options: argparse.Namespace) -> None:
-    print(f"a cluster can run here: {choose(settings_file.state_folder(options.name))}")
+def _check(_: argparse.Namespace) -> None:
+    print(f"a cluster can run here: {choose()}")
 
 
 def _purge_cache(_: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ from llmtrain_kind.images_chroot import run_in_image
 from llmtrain_kind.images_layers import base_layer, code_layer, dependency_layer
 from llmtrain_kind.images_oci import EPOCH_TEXT, ImageConfig, Layer, write_archive
 from llmtrain_kind.images_spec import BuildSpec, ImageError, ImageSpec, Progress, load_spec
-from llmtrain_kind.images_tools import locked, need_root, prune
+from llmtrain_kind.images_tools import locked_cache, need_root, prune
 from llmtrain_kind.images_torch import mounted_tree
 
 __all__ = ["ImageError", "build_images", "check_images", "image_names", "mounts"]
@@ -27,17 +27,18 @@ def build_images(repo_root: Path, progress: Progress = print, only: str | None =
     """Builds the archives of all images, or of `only` one, and returns their paths (build/images/llmtrain-NAME.tar).
 
     What did not change is not written again. Safe beside other builders and after a kill at any moment.
-    Raises ImageError, also for an unknown name.
+    Raises ClusterError; its kind ImageError for an unknown name.
     """
     spec = load_spec(repo_root)
     need_root()
     spec.output.mkdir(parents=True, exist_ok=True)
     archives = []
-    with locked(spec.cache):
+    with locked_cache(spec.cache, progress):
         for image in _chosen(spec, only):
             started = time.monotonic()
             archive = spec.output / f"{Path(spec.repository).name}-{image.name}.tar"
-            written = write_archive(archive, image_names(spec, image), _layers(spec, image, progress), _config(spec, image))
+            layers = _layers(spec, image, progress)
+            written = write_archive(archive, image_names(spec, image), layers, _config(spec, image))
             state = "built" if written else "unchanged"
             progress(f"{image.name}: {state} in {time.monotonic() - started:.1f} s")
             archives.append(archive)
@@ -50,7 +51,7 @@ def mounts(repo_root: Path, progress: Progress = print) -> list[tuple[Path, str]
     """(folder on the host, path in every container) for what the archives leave out; makes the folders if needed."""
     spec = load_spec(repo_root)
     need_root()
-    with locked(spec.cache):
+    with locked_cache(spec.cache, progress):
         base = base_layer(spec, progress)
         images = [image for image in spec.images.values() if image.mount_path]
         return [(mounted_tree(spec, image, base, progress), image.mount_path or "") for image in images]
@@ -59,13 +60,13 @@ def mounts(repo_root: Path, progress: Progress = print) -> list[tuple[Path, str]
 def check_images(repo_root: Path, progress: Progress = print, only: str | None = None) -> None:
     """Runs each image's programs as a restricted pod would: imports of all it holds, `--help` of its entry point.
 
-    Raises ImageError with the program's output if one fails.
+    Raises ClusterError with the program's output if one fails.
     """
     spec = load_spec(repo_root)
     build_images(repo_root, progress, only)
     for image in _chosen(spec, only):
         started = time.monotonic()
-        with locked(spec.cache):
+        with locked_cache(spec.cache, progress):
             layers = _layers(spec, image, progress)
         host = mounts(repo_root, progress) if image.mount_path else []
         modules = ", ".join((*image.packages, *image.mounted))

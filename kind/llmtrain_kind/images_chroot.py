@@ -14,8 +14,8 @@ def compile_bytecode(base_root: Path, folder: Path, inside: str, *, strict: bool
     """Compiles `folder` with the Python of the base layer, which sees it at the path `inside`.
 
     Without bytecode a pod starts 2.3 times as slowly, and uid 65532 could not write any. Unchecked hashes: layers are
-    immutable, so no source is looked at again, and the files do not depend on times. `strict`: a syntax error is an error
-    (other people's packages carry templates and files for newer Pythons).
+    immutable, so no source is looked at again, and the files do not depend on times. `strict`: a syntax error is an
+    error (other people's packages carry templates and files for newer Pythons).
     """
     compile_all = "python3 -m compileall -q -j 2 --invalidation-mode unchecked-hash " + shlex.quote(inside)
     if not strict:
@@ -31,7 +31,7 @@ def compile_bytecode(base_root: Path, folder: Path, inside: str, *, strict: bool
 def run_in_image(layers: list[Layer], uid: int, mounts: list[tuple[Path, str]], argv: list[str]) -> str:
     """Runs `argv` as a restricted pod would: the image read-only, /tmp writable, mounts read-only, as `uid`.
 
-    Returns standard output; raises ImageError with the program's output if it fails.
+    Returns standard output; raises ClusterError with the program's output if it fails.
     """
     with tempfile.TemporaryDirectory(prefix="llmtrain-image-") as folder:
         root = shlex.quote(folder)

@@ -22,7 +22,7 @@ from llmtrain_kind.images_tools import (
     need_mmdebstrap,
     resolver_target,
     run,
-    uv,
+    uv_offline_first,
 )
 
 # Part of every key: raise it when the way a layer is made changes.
@@ -54,7 +54,7 @@ def base_layer(spec: BuildSpec, progress: Progress) -> Layer:
 
 
 def dependency_layer(spec: BuildSpec, image: ImageSpec, base: Layer, progress: Progress) -> Layer:
-    """A virtual environment at the image's prefix with the dependencies of `image`, less what is mounted from the host."""
+    """A virtual environment with the dependencies of `image`, less what is mounted from the host."""
     pins = pinned(spec, image, progress)[0]
     key = key_of(RECIPE, base.digest, spec.prefix, spec.python, image.mount_path, pins)
 
@@ -96,17 +96,15 @@ def pinned(spec: BuildSpec, image: ImageSpec, progress: Progress) -> tuple[list[
     place can shadow the other.
     """
     wanted = images_wheel.requirements(spec.repo_root, image.name)
-    constraints = spec.constraints.read_text() if spec.constraints.is_file() else ""
-    key = key_of(RECIPE, wanted, constraints, image.mounted, resolver_target(spec))
+    key = key_of(RECIPE, wanted, spec.constraints.read_text(), image.mounted, resolver_target(spec))
 
     def resolve(folder: Path) -> None:
         (folder / "wanted.txt").write_text("\n".join(wanted) + "\n")
         (folder / "mounted.txt").write_text("\n".join(image.mounted) + "\n")
-        options = ["--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:", *resolver_target(spec)]
-        options += ["-c", str(spec.constraints)] if constraints else []
-        compile_pins = [uv(spec, progress), "pip", "compile", str(folder / "wanted.txt"), *options]
-        everything = run(compile_pins).split()
-        inside = run([*compile_pins, "--excludes", str(folder / "mounted.txt")]).split()
+        command = ["pip", "compile", str(folder / "wanted.txt"), "-c", str(spec.constraints), *resolver_target(spec)]
+        command += ["--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:"]
+        everything = uv_offline_first(spec, progress, command).split()
+        inside = uv_offline_first(spec, progress, [*command, "--excludes", str(folder / "mounted.txt")]).split()
         outside = sorted(set(everything) - set(inside))
         (folder / "pins.json").write_text(json.dumps([inside, outside]))
 
@@ -117,9 +115,9 @@ def pinned(spec: BuildSpec, image: ImageSpec, progress: Progress) -> tuple[list[
 
 def install_pins(spec: BuildSpec, pins: list[str], target: Path, progress: Progress) -> None:
     """Unpacks exactly `pins` into `target`, hard-linked from uv's cache where the file system allows it."""
-    argv = [uv(spec, progress), "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    argv += [*resolver_target(spec), "--link-mode", "hardlink", "--target", str(target), *pins]
-    run(argv)
+    command = ["pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", *resolver_target(spec)]
+    command += ["--link-mode", "hardlink", "--target", str(target), *pins]
+    uv_offline_first(spec, progress, command)
     (target / ".lock").unlink(missing_ok=True)
 
 
@@ -142,7 +140,9 @@ def _wheel(spec: BuildSpec, progress: Progress) -> Path:
 
     def build(folder: Path) -> None:
         progress("wheel of our own code")
-        run([uv(spec, progress), "build", "--quiet", "--wheel", "--out-dir", str(folder), str(spec.repo_root)])
+        command = ["build", "--quiet", "--wheel", "--build-constraints", str(spec.constraints)]
+        command += ["--out-dir", str(folder), str(spec.repo_root)]
+        uv_offline_first(spec, progress, command)
 
     entry = cached(spec.cache, f"wheel-{key_of(RECIPE, key)}", build)
     wheels = list(entry.glob("*.whl"))

@@ -108,7 +108,6 @@ def write_archive(out: Path, names: list[str], layers: list[Layer], config: Imag
     try:
         with tarfile.open(temporary, "w") as tar:
             _add_bytes(tar, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
-            _add_bytes(tar, "index.json", index_blob)
             _add_bytes(tar, _blob_name(_digest(manifest_blob)), manifest_blob)
             _add_bytes(tar, _blob_name(_digest(config_blob)), config_blob)
             for layer in layers:
@@ -116,6 +115,8 @@ def write_archive(out: Path, names: list[str], layers: list[Layer], config: Imag
                 info.size, info.mtime = layer.size, EPOCH
                 with open(layer.tar, "rb") as source:
                     tar.addfile(info, source)
+            # Last, so that an archive cut short has no index and is written again.
+            _add_bytes(tar, "index.json", index_blob)
         os.replace(temporary, out)
     finally:
         temporary.unlink(missing_ok=True)

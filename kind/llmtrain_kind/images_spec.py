@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmtrain_kind.errors import ClusterError
+from llmtrain_kind.folders import cache_folder
+
 Progress = Callable[[str], None]
 
 
-class ImageError(Exception):
-    """An image cannot be built; the message says what is missing and what to do about it."""
+class ImageError(ClusterError):
+    """The repository's description of the images, or a request for one, makes no sense."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class BuildSpec:
     @property
     def cache(self) -> Path:
         """Layers and resolved versions, by content key."""
-        return cache_root() / "images"
+        return cache_folder() / "images"
 
     @property
     def output(self) -> Path:
@@ -63,12 +65,6 @@ class BuildSpec:
     def constraints(self) -> Path:
         """The exact versions of everything."""
         return self.repo_root / "constraints.txt"
-
-
-def cache_root() -> Path:
-    """`$XDG_CACHE_HOME/llmtrain`, by default `~/.cache/llmtrain`."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "llmtrain"
 
 
 def load_spec(repo_root: Path) -> BuildSpec:

@@ -3,47 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from llmtrain_kind.images_spec import BuildSpec, ImageError, Progress, cache_root
+from llmtrain_kind import locks, shell
+from llmtrain_kind.errors import CannotRunHere, ClusterError
+from llmtrain_kind.folders import cache_folder
+from llmtrain_kind.images_spec import BuildSpec, Progress
 
 DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+APT_TARGET_FORMAT = "$(ORIGIN)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)"
 TEMPORARY_PREFIX = ".tmp-"
+# torch is 5 GB: on a slow line it takes long, but a build that hangs has to end.
+BUILD_TIMEOUT_SECONDS = 3600
 
 
-def run(argv: list[str], *, env: dict[str, str] | None = None) -> str:
-    """Runs a command at low priority and returns its standard output; ImageError with the end of its output if it fails.
+def run(argv: list[str], env: dict[str, str] | None = None) -> str:
+    """Runs a command at low priority, since builds share the machine with a running cluster; returns its output.
 
-    Builds share the machine with a running cluster, hence `nice`.
+    Raises ClusterError with the end of its output if it fails.
     """
-    argv = ["nice", *argv] if shutil.which("nice") else argv
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env, check=False)
-    if done.returncode != 0:
-        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-20:])
-        raise ImageError(f"`{' '.join(argv)}` ended with {done.returncode}:\n{tail}")
-    return done.stdout
+    return shell.run(["nice", *argv], env=env, timeout_seconds=BUILD_TIMEOUT_SECONDS)
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked_cache(folder: Path, progress: Progress) -> Iterator[None]:
     """Holds the one lock of a cache folder, and clears the half-made entries that a killed builder left in it.
 
     The lock dies with its process, so after a kill -9 the next builder gets it; whoever holds it is the only writer.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locks.locked(folder / ".lock", f"another build uses {folder}; waiting for it"):
         for stale in folder.glob(TEMPORARY_PREFIX + "*"):
+            progress(f"removing {stale.name}, left by a build that was stopped")
             shutil.rmtree(stale)
         yield
 
@@ -93,18 +91,28 @@ def files_key(root: Path, paths: list[Path]) -> str:
 
 def uv(spec: BuildSpec, progress: Progress) -> str:
     """A uv program: on PATH, in the repository's .venv, or put into the cache by pip once."""
-    on_path = shutil.which("uv", path=os.pathsep.join([os.environ.get("PATH", ""), str(spec.repo_root / ".venv" / "bin")]))
-    if on_path:
-        return on_path
-    tools = cache_root() / "tools"
+    folders = os.pathsep.join([os.environ.get("PATH", ""), str(spec.repo_root / ".venv" / "bin")])
+    found = shutil.which("uv", path=folders)
+    if found:
+        return found
+    pin = next(line.split()[0] for line in spec.constraints.read_text().splitlines() if line.startswith("uv=="))
+    tools = cache_folder() / "tools"
 
     def install(folder: Path) -> None:
-        progress("installing uv with pip")
-        pins = ["-c", str(spec.constraints)] if spec.constraints.is_file() else []
-        run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), *pins, "uv"])
+        progress(f"installing {pin} with pip")
+        run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), pin])
 
-    with locked(tools):
-        return str(cached(tools, "uv", install) / "bin" / "uv")
+    with locked_cache(tools, progress):
+        return str(cached(tools, pin, install) / "bin" / "uv")
+
+
+def uv_offline_first(spec: BuildSpec, progress: Progress, arguments: list[str]) -> str:
+    """Runs uv with what its cache holds, and only if that is not enough with the network: a warm build needs none."""
+    program = uv(spec, progress)
+    try:
+        return run([program, *arguments, "--offline"])
+    except ClusterError:
+        return run([program, *arguments])
 
 
 def resolver_target(spec: BuildSpec) -> list[str]:
@@ -114,17 +122,17 @@ def resolver_target(spec: BuildSpec) -> list[str]:
 
 
 def need_root() -> None:
-    """ImageError unless we are root: a root filesystem holds files of several owners, and chroot needs it."""
+    """CannotRunHere unless we are root: a root filesystem holds files of several owners, and chroot needs it."""
     if os.geteuid() != 0:
-        raise ImageError("building image archives needs root (mmdebstrap, chroot); without it use the Dockerfiles")
+        raise CannotRunHere("building image archives needs root (mmdebstrap, chroot); without it use the Dockerfiles")
 
 
 def need_mmdebstrap(progress: Progress) -> None:
-    """Installs mmdebstrap with apt if it is missing. ImageError where there is no apt."""
+    """Installs mmdebstrap with apt if it is missing. CannotRunHere where there is no apt."""
     if shutil.which("mmdebstrap") and Path(DEBIAN_KEYRING).exists():
         return
     if not shutil.which("apt-get"):
-        raise ImageError("mmdebstrap is missing and this machine has no apt-get: install mmdebstrap")
+        raise CannotRunHere("mmdebstrap is missing and this machine has no apt-get: install mmdebstrap")
     progress("installing mmdebstrap with apt-get")
     packages = ["mmdebstrap", "debian-archive-keyring"]
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
@@ -136,11 +144,16 @@ def debian_sources(suite: str) -> list[str]:
     """The machine's own Debian mirrors as apt source lines for `suite`; empty (mmdebstrap's default) if it has none."""
     if not shutil.which("apt-get"):
         return []
-    listing = ["apt-get", "indextargets", "--format", "$(ORIGIN)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)", "Created-By: Packages"]
+    listing = ["apt-get", "indextargets", "--format", APT_TARGET_FORMAT, "Created-By: Packages"]
     targets = run(listing)
     if not targets.strip():
         run(["apt-get", "update", "-qq"])
         targets = run(listing)
+    return source_lines(targets, suite)
+
+
+def source_lines(targets: str, suite: str) -> list[str]:
+    """Turns apt's index targets (APT_TARGET_FORMAT) into source lines for `suite`, the machine's own release or not."""
     lines = set()
     for origin, uri, release, component in (line.split("|") for line in targets.splitlines()):
         _, dash, pocket = release.partition("-")

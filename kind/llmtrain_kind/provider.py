@@ -60,7 +60,7 @@ def open_provider(name: str, settings: ClusterSettings) -> Provider:
     return CurrentProvider(settings)
 
 
-def choose(state: Path) -> str:
+def choose() -> str:
     """`kind` where Docker answers, else `local` where it can run; raises CannotRunHere with one line."""
     from llmtrain_kind.local.host_check import check
     from llmtrain_kind.provider_kind import docker_answers
@@ -68,7 +68,7 @@ def choose(state: Path) -> str:
     if docker_answers():
         return "kind"
     try:
-        check(state, install=False)
+        check(install=False)
     except CannotRunHere as reason:
         raise CannotRunHere(f"no test cluster can run here: Docker does not answer, and {reason}") from reason
     return "local"

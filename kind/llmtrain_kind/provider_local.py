@@ -14,7 +14,7 @@ from llmtrain_kind import settings as settings_file
 from llmtrain_kind.archives import Archive
 from llmtrain_kind.console import phase, say
 from llmtrain_kind.errors import ClusterError, Refused
-from llmtrain_kind.local import cgroups, configs, control_plane, host_check, host_sysctls, loading
+from llmtrain_kind.local import cgroups, configs, control_plane, host_changes, host_check, loading
 from llmtrain_kind.local import network, nodes, pause_image, pki, pods, sweep
 from llmtrain_kind.local.api import Api
 from llmtrain_kind.local.layout import Layout, Node
@@ -62,7 +62,7 @@ class LocalProvider:
             sweep.remove_state(self._settings, keep=("settings.json",))
         sweep.remove_state(self._settings)
         slots.give_back(self._settings.name)
-        host_sysctls.restore_after_last()
+        host_changes.undo_after_last()
 
     def status(self) -> dict[str, Any]:
         """See the README for the fields."""
@@ -123,11 +123,11 @@ class LocalProvider:
         with phase("programs"):
             programs.ensure(catalogue.local_programs(), asked.kubernetes)
         with phase("this machine"):
-            host_check.check(asked.state, install=True)
+            host_check.check(install=True)
         self._settings = replace(asked, slot=slots.take(asked.name, sweep.slot_is_free))
         settings_file.save(self._settings)
         try:
-            host_sysctls.remember()
+            host_changes.remember(list(nodes.PRIVATE_FOLDERS.values()))
             self._start(lock)
         except BaseException:
             logs = self._keep_logs()

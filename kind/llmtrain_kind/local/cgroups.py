@@ -17,14 +17,15 @@ _ROOT = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Cgroups:
-    """The mounted hierarchies of this machine that count: ``roots``; ``unified`` when that is version 2 alone."""
+    """The hierarchies with controllers (``roots``), ``unified`` when that is version 2 alone, and all mounted ones."""
 
     unified: bool
     roots: tuple[Path, ...]
+    all_roots: tuple[Path, ...]
 
     def folders(self, path: str) -> list[Path]:
         """The folders that a cgroup path such as /llmtrain0/node-1 has in all hierarchies, where they exist."""
-        return [folder for root in self.roots if (folder := root / path.lstrip("/")).is_dir()]
+        return [folder for root in self.all_roots if (folder := root / path.lstrip("/")).is_dir()]
 
     def make(self, path: str) -> None:
         """Create a cgroup and its parents in every hierarchy, with all controllers available inside."""
@@ -67,20 +68,19 @@ class Cgroups:
 def find() -> Cgroups:
     """The hierarchies of this machine; raises CannotRunHere when there are none."""
     if (_ROOT / "cgroup.controllers").exists():
-        return Cgroups(unified=True, roots=(_ROOT,))
-    roots = version_1_roots(Path("/proc/self/mounts").read_text())
+        return Cgroups(True, (_ROOT,), (_ROOT,))
+    mounts = Path("/proc/self/mounts").read_text()
+    roots = hierarchies(mounts, "cgroup")
     if not roots:
         raise CannotRunHere(f"no cgroup hierarchy is mounted below {_ROOT}")
-    return Cgroups(unified=False, roots=roots)
+    # In the mixed layout the version 2 tree carries no controllers, but runc makes its folders there too.
+    return Cgroups(False, roots, roots + hierarchies(mounts, "cgroup2"))
 
 
-def version_1_roots(mounts: str) -> tuple[Path, ...]:
-    """The version 1 hierarchies in the text of /proc/mounts, each once.
-
-    In the mixed layout the version 2 tree (`unified`) carries no controllers and is left alone.
-    """
+def hierarchies(mounts: str, kind: str) -> tuple[Path, ...]:
+    """The mount points of type ``kind`` (cgroup or cgroup2) in the text of /proc/mounts, each once."""
     fields = [line.split() for line in mounts.splitlines()]
-    return tuple(sorted({Path(words[1]) for words in fields if len(words) > 2 and words[2] == "cgroup"}))
+    return tuple(sorted({Path(words[1]) for words in fields if len(words) > 2 and words[2] == kind}))
 
 
 def _enable_controllers(folder: Path, root: Path) -> None:

@@ -39,7 +39,7 @@ def containerd(node: Node, snapshotter: str) -> str:
     return f"""version = 3
 root = {text(str(node.folder / "containerd"))}
 state = {text(str(node.run / "containerd"))}
-# These two would write to folders that the whole machine shares.
+# These two write to folders that the whole machine shares, and nothing here needs them.
 disabled_plugins = ["io.containerd.internal.v1.opt"]
 [plugins.'io.containerd.nri.v1.nri']
   disable = true
@@ -54,7 +54,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
   sandbox = {text(PAUSE_IMAGE)}
 [plugins.'{cri}.runtime']
   restrict_oom_score_adj = true
-  # Not in /run/netns, which the whole machine shares: so what a kill leaves is known to be ours.
+  # Not in /run/netns, which the whole machine shares.
   netns_mounts_under_state_dir = true
 [plugins.'{cri}.runtime'.cni]
   bin_dirs = [{text(str(node.cluster.programs))}]
@@ -64,7 +64,6 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
   base_runtime_spec = {text(str(node.cluster.state / "container.json"))}
 [plugins.'{cri}.runtime'.containerd.runtimes.runc.options]
   SystemdCgroup = false
-  Root = {text(str(node.run / "runc"))}
 """
 
 

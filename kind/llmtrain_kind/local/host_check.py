@@ -25,11 +25,8 @@ COMMANDS = {
     "runc": "runc",
 }
 
-# Unix socket paths end at 107 bytes; the longest below a state folder is the kubelet's.
-_LONGEST_SOCKET = "node-15/kubelet/pod-resources/kubelet.sock"
 
-
-def check(state: Path, install: bool) -> None:
+def check(install: bool) -> None:
     """Raise CannotRunHere, with one line, at the first thing that does not work.
 
     With ``install`` missing Debian packages are installed; without it they count as there if they could be.
@@ -43,8 +40,6 @@ def check(state: Path, install: bool) -> None:
     if missing and not (_apt_works() and not install):
         packages = " ".join(sorted({COMMANDS[name] for name in missing}))
         raise CannotRunHere(f"missing programs: {', '.join(missing)} (Debian, as root: apt-get install {packages})")
-    if len(str(state / _LONGEST_SOCKET)) > 107:
-        raise CannotRunHere(f"{state} is too long a path for unix sockets: set XDG_STATE_HOME to a shorter folder")
     for what, attempt in _attempts(missing):
         try:
             attempt()

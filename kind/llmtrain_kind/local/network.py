@@ -9,7 +9,7 @@ import re
 from ipaddress import ip_network
 from pathlib import Path
 
-from llmtrain_kind.errors import Refused
+from llmtrain_kind.errors import ClusterError, Refused
 from llmtrain_kind.local.layout import Layout, Node
 from llmtrain_kind.processes import Process, find_process
 from llmtrain_kind.shell import run, succeeds
@@ -64,19 +64,18 @@ def node_commands(node: Node) -> list[str]:
     ]
 
 
-def remove_node_network(netns: str, veth: str) -> None:
-    """Remove a node's namespace and cable, whatever is there of them."""
+def remove_namespace(netns: str) -> None:
+    """Remove a network namespace if it is there."""
     if (NETNS_FOLDER / netns).exists():
         run(["ip", "netns", "delete", netns])
-    # The kernel takes the cable down with the namespace, but later; nobody should find it meanwhile.
-    if Path(f"/sys/class/net/{veth}").exists():
-        succeeds(["ip", "link", "delete", veth])
 
 
-def remove_bridge(bridge: str) -> None:
-    """Remove the bridge if it is there."""
-    if Path(f"/sys/class/net/{bridge}").exists():
-        run(["ip", "link", "delete", bridge])
+def remove_link(name: str) -> None:
+    """Remove a bridge or a cable if it is there."""
+    if Path(f"/sys/class/net/{name}").exists():
+        # The kernel may be quicker: a cable goes down with its namespace.
+        if not succeeds(["ip", "link", "delete", name]) and Path(f"/sys/class/net/{name}").exists():
+            raise ClusterError(f"network link {name} cannot be removed")
 
 
 def namespaces_of(prefix: str) -> list[str]:

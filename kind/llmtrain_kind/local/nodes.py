@@ -1,4 +1,8 @@
-"""One node's life: start, kill as if the power went, start again."""
+"""One node's life: start, kill as if the power went, start again.
+
+A node is a network namespace and a mount namespace, the latter born with its containerd: whatever is mounted for pods
+is seen by this node alone and vanishes with its last process.
+"""
 
 import shutil
 from datetime import datetime
@@ -6,15 +10,31 @@ from functools import partial
 from pathlib import Path
 
 from llmtrain_kind import processes
+from llmtrain_kind.errors import ClusterError
 from llmtrain_kind.local import configs, control_plane, network
 from llmtrain_kind.local.api import Api, ApiError
 from llmtrain_kind.local.cgroups import Cgroups
 from llmtrain_kind.local.layout import PAUSE_IMAGE, Layout, Node
-from llmtrain_kind.local.mounts import unmount_below
 from llmtrain_kind.local.sweep import end_node
 from llmtrain_kind.shell import run
 
 COMPONENTS = ("containerd", "kubelet", "kube-proxy")
+
+#: Paths fixed in the code of kubelet, containerd and CNI. Each node has folders of its own there, so that nodes do not
+#: meet each other, nor a kubelet or containerd of the machine itself.
+PRIVATE_FOLDERS = {
+    "kubelet": Path("/var/lib/kubelet"),
+    "cni-cache": Path("/var/lib/cni"),
+    "container-logs": Path("/var/log/containers"),
+    "containerd-run": Path("/run/containerd"),
+}
+
+# slave: what the host mounts later is seen, nothing gets out. shared: containers may ask for propagation.
+_ENTER_MOUNT_NAMESPACE = """
+mount --make-rshared / || exit
+while [ "$1" != -- ]; do mount --bind "$1" "$2" || exit; shift 2; done
+shift; exec "$@"
+"""
 
 
 def prepare(node: Node, cgroups: Cgroups, snapshotter: str) -> None:
@@ -59,8 +79,8 @@ def kill(node: Node, cgroups: Cgroups) -> None:
     if not network.is_cut(node):
         network.cut(node)
     end_node(node, cgroups)
-    unmount_below(node.run, node.folder)
-    network.remove_node_network(node.netns, node.veth)
+    network.remove_namespace(node.netns)
+    network.remove_link(node.veth)
     cgroups.remove(node.cgroup)
     # What a real node keeps in memory is gone after a power failure; disks (images, volumes, logs) stay.
     shutil.rmtree(node.run, ignore_errors=True)
@@ -82,20 +102,38 @@ def _start(node: Node, component: str, lock: int) -> None:
     running = processes.read_record(record)
     if running is not None and running.alive():
         return
-    cluster = node.cluster
-    arguments = {
-        "containerd": ["--config", node.folder / "containerd.toml"],
-        "kubelet": [
-            *("--config", node.folder / "kubelet.json", "--kubeconfig", cluster.kubeconfig(node.name)),
-            *("--root-dir", node.folder / "kubelet", "--cert-dir", node.folder / "kubelet-pki"),
-            *("--hostname-override", node.name, "--node-ip", node.address),
-        ],
-        "kube-proxy": ["--config", node.folder / "kube-proxy.json"],
-    }[component]
-    command = [*network.inside(node), cluster.programs / component, *arguments]
     # containerd finds its shim, and the shim runc, by PATH.
-    path = {"PATH": f"{cluster.programs}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    path = {"PATH": f"{node.cluster.programs}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    command = [*_inside(node, component), node.cluster.programs / component, *_arguments(node, component)]
     processes.start(command, record, node.log(component), lock, path)
+
+
+def _inside(node: Node, component: str) -> list[str | Path]:
+    """The words that put a component into the node's namespaces."""
+    if component == "containerd":
+        binds: list[str | Path] = []
+        for name, target in PRIVATE_FOLDERS.items():
+            (node.folder / name).mkdir(exist_ok=True)
+            binds += [node.folder / name, target]
+        unshare = ["unshare", "--mount", "--propagation", "slave"]
+        return [*network.inside(node), *unshare, "sh", "-c", _ENTER_MOUNT_NAMESPACE, "sh", *binds, "--"]
+    containerd = processes.read_record(node.record("containerd"))
+    if containerd is None:
+        raise ClusterError(f"{node.name}: containerd does not run")
+    return ["nsenter", f"--net=/proc/{containerd.pid}/ns/net", f"--mount=/proc/{containerd.pid}/ns/mnt"]
+
+
+def _arguments(node: Node, component: str) -> list[str | Path]:
+    if component == "containerd":
+        return ["--config", node.folder / "containerd.toml"]
+    if component == "kube-proxy":
+        return ["--config", node.folder / "kube-proxy.json"]
+    kubeconfig = node.cluster.kubeconfig(node.name)
+    return [
+        *("--config", node.folder / "kubelet.json", "--kubeconfig", kubeconfig),
+        *("--root-dir", PRIVATE_FOLDERS["kubelet"], "--cert-dir", node.folder / "kubelet-pki"),
+        *("--hostname-override", node.name, "--node-ip", node.address),
+    ]
 
 
 def _ready(api: Api, node: Node) -> bool:

@@ -1,12 +1,11 @@
 """Find and clear everything a cluster has on this machine, whether it ended in order or was killed half-way.
 
 Nothing is found by a program's name: by recorded pid and start time, by network namespace, by cgroup, by path.
+Mounts need no clearing: they are made in the nodes' own mount namespaces and end with the nodes' processes.
 """
 
-import json
 import shutil
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 from llmtrain_kind import processes
@@ -15,7 +14,7 @@ from llmtrain_kind.local import cgroups as cgroup_trees
 from llmtrain_kind.local import network
 from llmtrain_kind.local.cgroups import Cgroups
 from llmtrain_kind.local.layout import Node, slot_name
-from llmtrain_kind.local.mounts import mounts_below, unmount_below
+from llmtrain_kind.local.mounts import mounts_below
 from llmtrain_kind.processes import Process
 from llmtrain_kind.settings import ClusterSettings
 
@@ -28,15 +27,13 @@ def sweep(settings: ClusterSettings) -> None:
     run_folder = Path("/run") / prefix
     trees = cgroup_trees.find()
     # The cables first: no dying process shall talk to one that still lives.
-    for veth in Path("/sys/class/net").glob(f"{prefix}n*"):
-        network.remove_node_network("", veth.name)
+    for cable in Path("/sys/class/net").glob(f"{prefix}n*"):
+        network.remove_link(cable.name)
     namespaces = network.namespaces_of(prefix)
     _end(list((settings.state / "pids").glob("*")), namespaces, f"/{prefix}", trees)
-    _remove_shim_sockets(run_folder.glob("node-*/containerd"))
-    unmount_below(run_folder, settings.state)
     for namespace in namespaces:
-        network.remove_node_network(namespace, "")
-    network.remove_bridge(prefix)
+        network.remove_namespace(namespace)
+    network.remove_link(prefix)
     trees.remove(f"/{prefix}")
     _remove_folder(run_folder)
 
@@ -58,7 +55,6 @@ def end_node(node: Node, trees: Cgroups) -> None:
     """End all processes of one node, its pods' included."""
     records = list(node.record("x").parent.glob(f"{node.name}.*"))
     _end(records, [node.netns], node.cgroup, trees)
-    _remove_shim_sockets([node.run / "containerd"])
 
 
 def slot_is_free(slot: int) -> bool:
@@ -91,18 +87,6 @@ def _end(records: list[Path], namespaces: list[str], cgroup: str, trees: Cgroups
         time.sleep(0.01)
     for record in records:
         record.unlink(missing_ok=True)
-
-
-def _remove_shim_sockets(containerd_folders: Iterable[Path]) -> None:
-    """Remove the sockets of killed containerd shims: they lie in a machine-wide folder, named by a hash."""
-    for folder in containerd_folders:
-        for bootstrap in folder.glob("io.containerd.runtime.v2.task/*/*/bootstrap.json"):
-            try:
-                address = str(json.loads(bootstrap.read_text())["address"])
-            except (OSError, ValueError, KeyError):
-                continue
-            if address.startswith("unix:///run/containerd/s/"):
-                Path(address.removeprefix("unix://")).unlink(missing_ok=True)
 
 
 def _remove_folder(folder: Path) -> None:
