@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from llmtrain_api.constants import RENDEZVOUS_PORT_BASE, RENDEZVOUS_PORT_SPAN
 from llmtrain_api.job import LLMTrainJob
 from llmtrain_api.sync import Progress, RankReport
 
@@ -18,6 +19,13 @@ class Policy:
     """How long a mere symptom (a lost peer) waits for the report of its cause."""
     agent_lost_seconds: float = 120.0
     """A running worker whose agent was silent this long, while others report, is replaced."""
+    backoff_seconds: float = 1.0
+    """The third restart without progress waits twice this long, each later one twice as long as the one before."""
+    backoff_limit_seconds: float = 60.0
+    """The longest such wait."""
+    rendezvous_port_base: int = RENDEZVOUS_PORT_BASE
+    """The store of attempt N listens on base + N mod span. Jobs that share a network (a laptop) need other bases."""
+    rendezvous_port_span: int = RENDEZVOUS_PORT_SPAN
 
 
 @dataclass(frozen=True)
@@ -81,3 +89,5 @@ class Observed:
     store_owner: str = ""
     """namespace/name of an older, unfinished job that uses the same checkpoint store; empty where there is none."""
     policy: Policy = field(default_factory=Policy)
+    observing_since: float | None = None
+    """Unix seconds since when agents could reach this operator. None: an agent not heard of is never judged lost."""

@@ -1,0 +1,38 @@
+"""When a new status is worth a write to the API server: a healthy job writes at most twice a minute."""
+
+from __future__ import annotations
+
+from llmtrain_api.status import LLMTrainJobStatus, ProgressStatus
+from llmtrain_operator.core.observed import Observed
+from llmtrain_operator.core.times import from_timestamp
+
+READY_STEPS = 4
+"""The number of ready workers is written at each quarter of the way, not for each of thousands of workers."""
+
+
+def worth_writing(observed: Observed, new: LLMTrainJobStatus) -> bool:
+    """Tell whether the status must be written now. What only follows training waits for its period."""
+    old = observed.job.status
+    if new == old:
+        return False
+    if _material(new) != _material(old) or _milestone(new) != _milestone(old):
+        return True
+    return new != old and next_write_at(observed) <= observed.now
+
+
+def next_write_at(observed: Observed) -> float:
+    """Return the time (Unix seconds) from which young progress is written."""
+    progress: ProgressStatus | None = observed.job.status.progress
+    written_at = from_timestamp(progress.updated_at) if progress else None
+    return 0.0 if written_at is None else written_at + observed.policy.status_period_seconds
+
+
+def _material(status: LLMTrainJobStatus) -> LLMTrainJobStatus:
+    restarts = status.restarts.model_copy(update={"since_progress": {}, "by_worker_since_progress": {}})
+    workers = status.workers.model_copy(update={"ready": 0, "summary": ""})
+    unwritten = {"progress": None, "checkpoint": None, "restarts": restarts, "workers": workers}
+    return status.model_copy(update=unwritten)
+
+
+def _milestone(status: LLMTrainJobStatus) -> int:
+    return status.workers.ready * READY_STEPS // status.workers.desired if status.workers.desired else 0

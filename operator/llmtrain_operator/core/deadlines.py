@@ -1,0 +1,127 @@
+"""Every waiting phase ends: pulling, pending, starting, finishing, and the job as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmtrain_api.constants import ConditionType, FailureClass
+from llmtrain_api.status import LLMTrainJobStatus
+from llmtrain_operator.core.budgets import backoff_seconds
+from llmtrain_operator.core.failures import Failure, attempt_ranks
+from llmtrain_operator.core.gang import Gang, is_connected
+from llmtrain_operator.core.observed import Observed, Worker
+from llmtrain_operator.core.times import from_timestamp
+
+PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff"})
+"""Waiting reasons that may pass by themselves: a registry that is away for a moment."""
+BROKEN_REASONS = frozenset(
+    {"InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError"}
+)
+"""Waiting reasons that do not pass by themselves."""
+BROKEN_SECONDS = 10.0
+"""So long the latter are still given, because a Secret or a volume may arrive a moment after the pod."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the deadlines say now."""
+
+    failures: tuple[Failure, ...] = ()
+    due: tuple[float, ...] = ()
+    """Unix seconds at which a deadline will pass, or a wait will be over."""
+
+
+def started_at(status: LLMTrainJobStatus) -> float:
+    """Return when the attempt's ranks were told to start: the gang was completed, or restarted in place later on."""
+    ready = status.condition(ConditionType.WORKERS_READY)
+    completed = from_timestamp(ready.last_transition_time) if ready and ready.status == "True" else None
+    return max(completed or 0.0, from_timestamp(status.attempt_started_at) or 0.0)
+
+
+def active_until(observed: Observed, status: LLMTrainJobStatus) -> float | None:
+    """Return when spec.activeDeadlineSeconds ends the job; None where it has no such deadline."""
+    limit, begin = observed.job.spec.active_deadline_seconds, from_timestamp(status.start_time)
+    return None if limit is None or begin is None else begin + limit
+
+
+def backoff_until(observed: Observed, status: LLMTrainJobStatus) -> float:
+    """Return before when the attempt must not start."""
+    return (from_timestamp(status.attempt_started_at) or 0.0) + backoff_seconds(status.restarts, observed.policy)
+
+
+def gathering(observed: Observed, status: LLMTrainJobStatus, gang: Gang) -> Verdict:
+    """Judge workers that have not reported yet."""
+    failures, due = [], []
+    for worker in gang.wanted():
+        if is_connected(worker, observed):
+            continue
+        for until, failure in _pending_deadlines(observed, status, worker):
+            if until > observed.now:
+                due.append(until)
+            else:
+                failures.append(failure)
+    return Verdict(tuple(failures), tuple(due))
+
+
+def running(observed: Observed, status: LLMTrainJobStatus, gang: Gang, stepped: bool) -> Verdict:
+    """Judge an attempt that was started: its first step, its end, and agents that fall silent."""
+    limit = observed.job.spec.failure_policy.deadlines.start_seconds
+    silence = tuple(w.agent.last_seen + observed.policy.agent_lost_seconds + 0.001 for w in gang.wanted() if w.agent)
+    due = tuple(at for at in silence if at > observed.now)
+    until, message = None, ""
+    ended = [
+        rank for worker in gang.holders() for rank in attempt_ranks(worker, status.attempt) if rank.state == "exited"
+    ]
+    if ended:
+        until = min(rank.exited_at or observed.now for rank in ended) + limit
+        message = f"{len(ended)} of {observed.job.spec.world_size()} ranks ended, the others went on for {limit} s"
+    elif not stepped and gang.slots[0].wanted and gang.slots[0].wanted.agent:
+        # Worker 0 reports steps. Where its agent has not come back to a restarted operator, nothing is known.
+        until = max(started_at(status), observed.observing_since or 0.0) + limit
+        message = f"no optimizer step within {limit} s of the start (spec.failurePolicy.deadlines.startSeconds)"
+    if until is None:
+        return Verdict(due=due)
+    if until > observed.now:
+        return Verdict(due=(*due, until))
+    return Verdict((Failure(FailureClass.STARTUP, message, observed.now),), due)
+
+
+def _pending_deadlines(observed: Observed, status: LLMTrainJobStatus, worker: Worker) -> list[tuple[float, Failure]]:
+    deadlines = observed.job.spec.failure_policy.deadlines
+    gathering_since = max(worker.created_at, from_timestamp(status.attempt_started_at) or 0.0)
+    if worker.phase == "Running":
+        gathering_since = max(gathering_since, observed.observing_since or 0.0)
+    pending = _startup(observed, status, worker, f"has not reported within {deadlines.pending_seconds} s")
+    found = [(gathering_since + deadlines.pending_seconds, pending)]
+    troubled_since = worker.waiting_since or worker.created_at
+    if worker.waiting_reason in PULL_REASONS:
+        failure = _startup(
+            observed, status, worker, f"cannot pull its image for {deadlines.image_pull_seconds} s", True
+        )
+        found.append((troubled_since + deadlines.image_pull_seconds, failure))
+    if worker.waiting_reason in BROKEN_REASONS:
+        found.append((troubled_since + BROKEN_SECONDS, _startup(observed, status, worker, "cannot be started", True)))
+    return found
+
+
+def _startup(observed: Observed, status: LLMTrainJobStatus, worker: Worker, what: str, image: bool = False) -> Failure:
+    image_name = observed.job.spec.workers.image
+    reason = trouble(worker)
+    message = f"worker {worker.index} {what}" + (f": {reason}" if reason else "")
+    # An image that has trained before is not at fault: another node may be able to pull it.
+    fatal = image and status.progress is None
+    if fatal:
+        message = (
+            f"{message}. spec.workers.image is {image_name!r}: correct the name, make sure that the nodes can pull it, "
+            "or add imagePullSecrets under spec.workers.template.spec"
+        )
+    return Failure(
+        FailureClass.STARTUP, message, observed.now, worker=worker, index=worker.index, replace=True, fatal=fatal
+    )
+
+
+def trouble(worker: Worker) -> str:
+    """Return in one phrase what keeps a worker from running; empty where nothing is known."""
+    if worker.waiting_reason in PULL_REASONS | BROKEN_REASONS:
+        return worker.waiting_reason + (f" ({worker.waiting_message})" if worker.waiting_message else "")
+    return worker.unschedulable_message
