@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from llmtrain_api.job import LLMTrainJob
+from llmtrain_api.job import LLMTrainJob, Metadata
 from llmtrain_api.status import LLMTrainJobStatus
 from llmtrain_operator.core.actions import CreateWorker, DeleteWorker, Event
 from llmtrain_operator.core.observed import Worker
@@ -39,8 +39,8 @@ class Backend(Protocol):
     def workers(self, job: LLMTrainJob) -> Sequence[Worker]:
         """Return the workers of this job (by its uid), agents not filled in."""
 
-    async def write_status(self, job: LLMTrainJob, status: LLMTrainJobStatus) -> None:
-        """Make the whole status durable; of `job` only the metadata is needed."""
+    async def write_status(self, metadata: Metadata, status: LLMTrainJobStatus) -> None:
+        """Make the whole status of the job with that metadata durable (its spec may be unreadable)."""
 
     async def create_worker(self, job: LLMTrainJob, worker: CreateWorker) -> None:
         """Create the worker; idempotent by name."""

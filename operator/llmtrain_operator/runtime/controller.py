@@ -23,7 +23,7 @@ class Controller:
         may_act: Callable[[], Awaitable[None]] | None = None,
         resync_seconds: float = 300.0,
     ) -> None:
-        """`may_act` returns when this process may write (it leads); `resync_seconds` is the time between looks at all."""
+        """`may_act` returns when this process may write (it leads); all jobs are looked at every `resync_seconds`."""
         self._backend = backend
         self._listener = listener
         self._may_act = may_act

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 from pydantic import ValidationError
 
 from llmtrain_api.constants import TERMINAL_STATES
-from llmtrain_api.job import LLMTrainJob
+from llmtrain_api.job import LLMTrainJob, Metadata
 from llmtrain_api.status import LLMTrainJobStatus
 from llmtrain_operator.coordinator.hub import Hub
 from llmtrain_operator.core.actions import Event, Plan
@@ -28,6 +28,9 @@ from llmtrain_operator.runtime.stores import store_owner
 from llmtrain_operator.runtime.workqueue import RetryLaterError
 
 logger = logging.getLogger(__name__)
+
+CONCURRENT_WRITES = 16
+"""Workers created or deleted at the same time, over all jobs."""
 
 
 Result = Literal["ok", "retry", "error"]
@@ -71,7 +74,6 @@ class Reconciler:
         enqueue: Callable[[JobKey], None],
         listener: Listener,
         clock: Callable[[], float] = time.time,
-        concurrent_writes: int = 16,
     ) -> None:
         self._backend = backend
         self._hub = hub
@@ -79,7 +81,7 @@ class Reconciler:
         self._enqueue = enqueue
         self._listener = listener
         self._clock = clock
-        self._writes = asyncio.Semaphore(concurrent_writes)
+        self._writes = asyncio.Semaphore(CONCURRENT_WRITES)
         self._waiting_for: defaultdict[str, set[JobKey]] = defaultdict(set)
         """Owner of a store to the jobs that wait for it to finish."""
 
@@ -112,7 +114,7 @@ class Reconciler:
         observed = self._observe(key, job, manifest)
         plan = self._decisions.plan(observed)
         if plan.status_changed:
-            await self._write_status(job, plan.status)
+            await self._write_status(job.metadata, plan.status)
         self._listener.decided(key, job.status, plan)
         await self._carry_out(key, job, plan, observed)
         if plan.status.state in TERMINAL_STATES:
@@ -143,9 +145,9 @@ class Reconciler:
 
     # ---- carry out
 
-    async def _write_status(self, job: LLMTrainJob, status: LLMTrainJobStatus) -> None:
+    async def _write_status(self, metadata: Metadata, status: LLMTrainJobStatus) -> None:
         try:
-            await self._backend.write_status(job, status)
+            await self._backend.write_status(metadata, status)
         except BackendError as error:
             raise RetryLaterError(f"the status could not be written: {error}", error.retry_after) from error
 

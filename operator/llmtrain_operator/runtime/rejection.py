@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from llmtrain_api.constants import TERMINAL_STATES, ConditionType, State
-from llmtrain_api.job import LLMTrainJob, Metadata
+from llmtrain_api.job import Metadata
 from llmtrain_api.status import Condition, LLMTrainJobStatus
 from llmtrain_operator.core.times import to_timestamp
 
@@ -30,8 +30,8 @@ def describe(error: ValidationError) -> str:
 
 def rejected_status(
     manifest: Mapping[str, Any], error: ValidationError, now: float
-) -> tuple[LLMTrainJob, LLMTrainJobStatus] | None:
-    """Return the job's identity and its status with Accepted=False, or None where nothing is to be written.
+) -> tuple[Metadata, LLMTrainJobStatus] | None:
+    """Return the job's metadata and its status with Accepted=False, or None where nothing is to be written.
 
     Nothing is written where it is said already, where the job has finished, and where the stored status itself cannot
     be read: its durable facts (attempt, budgets) must not be lost to a message.
@@ -61,8 +61,4 @@ def rejected_status(
         "message": message,
         "observed_generation": metadata.generation,
     }
-    # The spec is what cannot be read; whoever writes the status needs the metadata alone.
-    job = LLMTrainJob.model_construct(
-        api_version=str(manifest.get("apiVersion", "")), kind="LLMTrainJob", metadata=metadata, status=status
-    )
-    return job, status.model_copy(update=update)
+    return metadata, status.model_copy(update=update)

@@ -10,9 +10,9 @@ from llmtrain_api.uris import Uri
 
 
 def store_owner(manifest: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> str:
-    """Return namespace/name of the job in the same namespace that owns the store of `manifest`, or '' if it may have it.
+    """Return namespace/name of the job that owns the store of `manifest`, or '' where that is this job itself.
 
-    The older job owns the store (creation time, then name) until it has finished or is gone.
+    Of the jobs in one namespace the older owns the store (creation time, then name) until it has finished or is gone.
     """
     store = _store(manifest)
     rank = _age(manifest)

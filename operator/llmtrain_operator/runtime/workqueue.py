@@ -1,4 +1,4 @@
-"""A keyed work queue: each key waits at most once, is worked on by one worker at a time, and backs off when it fails."""
+"""A keyed work queue: each key waits at most once, is worked on by one worker at a time, and backs off on failure."""
 
 from __future__ import annotations
 

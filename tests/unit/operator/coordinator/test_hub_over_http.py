@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from llmtrain_api.sync import MAX_BODY_BYTES, Order
 from llmtrain_operator.coordinator.hub import Hub
 from llmtrain_operator.coordinator.server import CoordinatorServer
@@ -35,7 +36,9 @@ class House:
     session: aiohttp.ClientSession
     news: list[JobKey] = field(default_factory=list)
 
-    async def sync(self, *, pod: str = POD, job: JobKey = JOB, token: str | None = None, **fields: Any) -> tuple[int, Any]:
+    async def sync(
+        self, *, pod: str = POD, job: JobKey = JOB, token: str | None = None, **fields: Any
+    ) -> tuple[int, Any]:
         body = {"jobUid": UID, "agentId": "a", "sequence": 1, "address": "10.0.0.1", **fields}
         async with self.session.post(self.url(job, pod), json=body, headers=_bearer(token)) as response:
             return response.status, await response.json()
@@ -69,7 +72,7 @@ def _run(scenario: Callable[[House], Awaitable[None]], hold_seconds: float = 30.
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():
+    while not condition():  # noqa: ASYNC110 - the hub tells nobody
         await asyncio.sleep(0.005)
 
 
@@ -391,14 +394,11 @@ def test_other_requests_get_a_readable_refusal(method: str, path: str | None, st
 
 
 _scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
-_json = st.recursive(_scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner), max_leaves=8)
-_reports = st.fixed_dictionaries(
-    {},
-    optional={
-        name: _json
-        for name in ("protocol", "jobUid", "agentId", "sequence", "seenVersion", "address", "attempt", "ranks", "progress")
-    },
+_json = st.recursive(
+    _scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner), max_leaves=8
 )
+_FIELDS = "protocol jobUid agentId sequence seenVersion address attempt ranks progress".split()
+_reports = st.fixed_dictionaries({}, optional=dict.fromkeys(_FIELDS, _json))
 
 
 @settings(max_examples=40, deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from llmtrain_operator.coordinator.token import job_token, token_matches
 
 KEY = bytes(range(32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import selectors
 from collections import defaultdict
 from collections.abc import Coroutine
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from llmtrain_operator.runtime.workqueue import LAST_BACKOFF_SECONDS, RetryLaterError, WorkQueue
 
 
@@ -120,7 +122,7 @@ def test_a_failing_key_backs_off_up_to_a_minute_and_starts_over_after_a_success(
 
         queue.add("a")
         await _drain(queue, handler, 1000)
-        gaps = [round(b - a, 3) for a, b in zip(times, times[1:], strict=False)]
+        gaps = [round(b - a, 3) for a, b in itertools.pairwise(times)]
         assert gaps == [0.5, 1, 2, 4, 8, 16, 32, LAST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS, 7, 0.5]
 
     _run(main())
