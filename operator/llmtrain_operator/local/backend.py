@@ -133,6 +133,10 @@ class LocalBackend:
 
     # --- ending
 
+    async def all_ended(self) -> None:
+        """Return when no worker runs any more."""
+        await asyncio.gather(*(p.ended.wait() for p in self._processes.values() if p.exit_code is None))
+
     async def stop_all(self, grace: float) -> None:
         """Stop every worker with SIGTERM, so that ranks checkpoint, then SIGKILL after `grace` seconds."""
         alive = [process for process in self._processes.values() if process.exit_code is None]

@@ -1,0 +1,82 @@
+"""`llmtrain`, also installed as `kubectl-llmtrain`: validate a manifest, run it on this machine, look at a job."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from llmtrain_api import __version__
+from llmtrain_operator.cli import look, run, validate
+from llmtrain_operator.cli.say import UsageError
+
+DEFAULT_STATE = Path(".llmtrain")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    top = argparse.ArgumentParser(prog="llmtrain", description=__doc__)
+    top.add_argument("--version", action="version", version=f"llmtrain {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_validate(commands)
+    _add_run(commands)
+    _add_status(commands)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; 0 where it succeeded, 1 where it did not, 2 for wrong usage, 130 where the user stopped it."""
+    options = parser().parse_args(arguments)
+    try:
+        return int(options.handler(options))
+    except UsageError as error:
+        print(f"llmtrain {options.command}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _add_validate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("validate", help="show every error of manifests at once")
+    command.add_argument("files", nargs="+", metavar="FILE", help="YAML or JSON; - reads standard input")
+    command.set_defaults(handler=validate.command)
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("run", help="run a job with processes of this machine in place of pods")
+    command.add_argument("file", metavar="FILE", help="YAML or JSON with one LLMTrainJob")
+    command.add_argument("--local", action="store_true", required=True, help="on this machine, without a cluster")
+    _add_state(command)
+    command.add_argument(
+        "--volume",
+        action="append",
+        default=[],
+        metavar="CLAIM=FOLDER",
+        help="the folder that pvc://CLAIM means; repeatable (default: below the state folder)",
+    )
+    command.add_argument("--fresh", action="store_true", help="forget an earlier run of this name; checkpoints stay")
+    command.set_defaults(handler=run.command)
+
+
+def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("status", help="one screen: state, progress, loss, failures")
+    command.add_argument("name", metavar="NAME", help="name of the job")
+    command.add_argument("-n", "--namespace", default=None, help="default: that of the kubeconfig's context")
+    command.add_argument("-w", "--watch", action="store_true", help="draw again until the job has ended")
+    command.add_argument("--local", action="store_true", help="of a job started by `llmtrain run --local`")
+    command.add_argument("--kubeconfig", default=None, metavar="FILE", help="default: $KUBECONFIG or ~/.kube/config")
+    _add_state(command)
+    command.set_defaults(handler=look.command)
+
+
+def _add_state(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--state", type=Path, default=DEFAULT_STATE, metavar="FOLDER", help="what local runs keep (default: .llmtrain)"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
