@@ -57,5 +57,6 @@ def _image_names(node: Node) -> set[str]:
 
 def _known_to_kubelet(node: Node, names: tuple[str, ...]) -> bool:
     """Whether containerd's CRI side has taken the images in: it does so a moment after the import, and labels them."""
-    query = "labels.io.cri-containerd.image==managed"
+    # A label's name with dots in it has to be quoted in containerd's filter language.
+    query = 'labels."io.cri-containerd.image"==managed'
     return set(names) <= set(run([*nodes.ctr(node), "images", "ls", "-q", query]).split())
