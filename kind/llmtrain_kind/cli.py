@@ -128,7 +128,7 @@ def _status(options: argparse.Namespace) -> None:
     print(f"{facts['name']}: {facts['provider']}, Kubernetes {facts['kubernetesVersion']}")
     for node in facts["nodes"]:
         notes = [word for word in ("cut", "slow") if node.get(word)]
-        state = "Ready" if node["ready"] else "not Ready" if node.get("running", True) else "down"
+        state = "down" if not node.get("running", True) else "Ready" if node["ready"] else "not Ready"
         print(f"  {node['name']:<24} {state}{' (' + ', '.join(notes) + ')' if notes else ''}")
     for label in ("kubeconfig", "sharedDir", "auditLog", "binDir"):
         print(f"  {label:<24} {facts[label]}")

@@ -184,6 +184,7 @@ class LocalProvider:
         def start(node: Node) -> None:
             if not nodes.alive(node):
                 nodes.kill(node, trees)
+                nodes.forget_ready(node)
                 prepare(node)
             nodes.start_runtime(node, lock)
             nodes.start_agents(node, lock)

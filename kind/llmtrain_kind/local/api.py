@@ -42,6 +42,10 @@ class Api:
         """PATCH ``path`` by a JSON merge patch."""
         return self._request("PATCH", path, patch, "application/merge-patch+json")
 
+    def strategic_merge(self, path: str, patch: dict[str, Any]) -> Any:
+        """PATCH ``path`` by a strategic merge patch: lists are merged by their items' keys."""
+        return self._request("PATCH", path, patch, "application/strategic-merge-patch+json")
+
     def apply(self, path: str, manifest: dict[str, Any]) -> Any:
         """Server-side apply of ``manifest`` at ``path``: creates or updates."""
         query = "?fieldManager=llmtrain-kind&force=true"

@@ -116,10 +116,9 @@ def _etcd(layout: Layout) -> list[str]:
 
 
 def _apiserver(layout: Layout) -> list[str]:
-    pki, version = layout.pki, layout.settings.kubernetes
-    switches = []
-    if gates(version):
-        switches = [f"--feature-gates={as_flag(gates(version))}", f"--runtime-config={as_flag(runtime_config(version))}"]
+    pki = layout.pki
+    groups = runtime_config(layout.settings.kubernetes)
+    served = [f"--runtime-config={as_flag(groups)}"] if groups else []
     return [
         f"--etcd-servers=https://{layout.loopback}:2379",
         f"--etcd-cafile={pki / 'ca.crt'}",
@@ -148,7 +147,8 @@ def _apiserver(layout: Layout) -> list[str]:
         f"--audit-log-path={layout.audit_log}",
         # A test that counts lines must not see the file turned over under it.
         "--audit-log-maxsize=10000",
-        *switches,
+        *_gate_flags(layout),
+        *served,
     ]
 
 
@@ -160,6 +160,10 @@ def _controller(layout: Layout, name: str) -> list[str]:
         f"--authorization-kubeconfig={kubeconfig}",
         f"--bind-address={layout.loopback}",
         "--leader-elect=false",
+        # By default 20 requests a second: it would take four seconds to start.
+        "--kube-api-qps=500",
+        "--kube-api-burst=1000",
+        *_gate_flags(layout),
     ]
 
 
@@ -175,6 +179,9 @@ def _controller_manager(layout: Layout) -> list[str]:
 
 
 def _scheduler(layout: Layout) -> list[str]:
+    return _controller(layout, "scheduler")
+
+
+def _gate_flags(layout: Layout) -> list[str]:
     feature_gates = gates(layout.settings.kubernetes)
-    switches = [f"--feature-gates={as_flag(feature_gates)}"] if feature_gates else []
-    return [*_controller(layout, "scheduler"), *switches]
+    return [f"--feature-gates={as_flag(feature_gates)}"] if feature_gates else []

@@ -5,7 +5,6 @@ is seen by this node alone and vanishes with its last process.
 """
 
 import shutil
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -65,7 +64,7 @@ def start_agents(node: Node, lock: int) -> None:
 
 
 def wait_ready(layout: Layout, nodes: tuple[Node, ...]) -> None:
-    """Wait until the nodes are Ready as of their present life, and show their GPUs."""
+    """Wait until the nodes are Ready, and show their GPUs."""
     api = Api(layout)
     for node in nodes:
         components = tuple(f"{node.name}.{component}" for component in COMPONENTS)
@@ -136,18 +135,23 @@ def _arguments(node: Node, component: str) -> list[str | Path]:
     ]
 
 
+def forget_ready(node: Node) -> None:
+    """Take back what the node's former life said of itself, as the control plane does some seconds after its end."""
+    conditions = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
+    try:
+        Api(node.cluster).strategic_merge(f"/api/v1/nodes/{node.name}/status", {"status": {"conditions": conditions}})
+    except ApiError as error:
+        # The first start failed before the node was known.
+        if error.status != 404:
+            raise
+
+
 def _ready(api: Api, node: Node) -> bool:
-    """Whether the kubelet of the node's present life has reported Ready; an older report may still stand there."""
     try:
         found = api.get(f"/api/v1/nodes/{node.name}")
     except ApiError as error:
         if error.status == 404:
             return False
         raise
-    started = int(node.record("kubelet").stat().st_mtime)
-    return any(
-        condition["type"] == "Ready"
-        and condition["status"] == "True"
-        and datetime.fromisoformat(condition["lastHeartbeatTime"]).timestamp() >= started
-        for condition in found["status"].get("conditions", [])
-    )
+    conditions = found["status"].get("conditions", [])
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
