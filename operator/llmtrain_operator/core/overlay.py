@@ -1,0 +1,59 @@
+"""Lay a user's part of a PodSpec over ours, as a strategic merge patch would: what the user writes wins.
+
+It takes whatever is there and never fails: what makes no sense is left for the API server to refuse by its own words.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+MERGE_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "imagePullSecrets": "name",
+    "resourceClaims": "name",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+}
+"""Lists whose entries are merged by a key (the API's patchMergeKey); any other list is replaced as a whole."""
+
+ONE_OF_LISTS = frozenset({"env", "volumes"})
+"""Lists whose entries name one source of several: an entry of another source replaces ours."""
+
+
+def overlay(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """Return `base` with `patch` laid over it; a field that is null in the patch is removed. Neither is changed."""
+    merged = dict(base)
+    for name, value in patch.items():
+        old = merged.get(name)
+        if value is None:
+            merged.pop(name, None)
+        elif isinstance(old, dict) and isinstance(value, dict):
+            merged[name] = overlay(old, value)
+        elif isinstance(old, list) and isinstance(value, list) and name in MERGE_KEYS:
+            merged[name] = _merge_list(old, value, MERGE_KEYS[name], one_of=name in ONE_OF_LISTS)
+        else:
+            merged[name] = value
+    return merged
+
+
+def _merge_list(base: list[Any], patch: list[Any], key: str, one_of: bool) -> list[Any]:
+    merged = list(base)
+    for entry in patch:
+        place = next((i for i, old in enumerate(merged) if _same(old, entry, key)), None)
+        if place is None:
+            merged.append(entry)
+        elif one_of and not entry.keys() <= merged[place].keys():
+            merged[place] = entry
+        else:
+            merged[place] = overlay(merged[place], entry)
+    return merged
+
+
+def _same(old: Any, new: Any, key: str) -> bool:
+    return isinstance(old, dict) and isinstance(new, dict) and key in new and old.get(key) == new[key]
