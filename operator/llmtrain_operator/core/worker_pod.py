@@ -1,4 +1,4 @@
-"""The pod of one worker, as plain data; Pod Security `restricted` admits it unless the user's template says otherwise."""
+"""The pod of one worker, as plain data; it passes Pod Security `restricted` unless the user's template differs."""
 
 from __future__ import annotations
 
