@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     build = command("programs", _programs, "build the programs that are missing; print their folder", named=False)
     build.add_argument("--only", default="", metavar="A,B", help="such as helm,kubectl (default: all)")
     build.add_argument("--kubernetes", default=DEFAULT_KUBERNETES, metavar="X.Y.Z")
-    command("check", _check, "can this machine run a cluster? says in one line what is missing (exit code 3)", named=False)
+    command("check", _check, "can this machine run a cluster? says in one line what is missing", named=False)
     command("purge-cache", _purge_cache, "delete the built programs", named=False)
     return parser
 

@@ -1,4 +1,4 @@
-"""Native gang scheduling (Workload and PodGroup objects): alpha in these releases, so it must be switched on by hand."""
+"""Native gang scheduling (Workload and PodGroup objects): alpha here, so it must be switched on by hand."""
 
 _GATES = ("GenericWorkload", "GangScheduling")
 

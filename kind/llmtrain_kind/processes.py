@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,10 +42,8 @@ class Process:
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send a signal to this very process; nothing happens if it is gone."""
         if self.alive():
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
-            except ProcessLookupError:
-                pass
 
 
 def find_process(pid: int) -> Process | None:

@@ -1,7 +1,7 @@
 """Build the programs of a cluster from the Go module proxy, once per version, into the user's cache folder.
 
-    <cache>/programs/<program>-<version>/<program>      appears whole, by rename
-    <cache>/programs/bin-<kubernetes version>/          links to all of them: the folder for PATH
+<cache>/programs/<program>-<version>/<program>      appears whole, by rename
+<cache>/programs/bin-<kubernetes version>/          links to all of them: the folder for PATH
 """
 
 import os
@@ -81,8 +81,11 @@ def _go_build(family: Family, missing: list[str]) -> None:
     # A module's root package is named after its folder, so a single program gets its name from us.
     output = draft / missing[0] if len(missing) == 1 else f"{draft}{os.sep}"
     run(
-        [go, "build", "-C", module, "-mod=readonly", "-buildvcs=false", "-trimpath"]
-        + ["-ldflags", family.linker_flags(), "-o", output, *(family.packages[name] for name in missing)],
+        [
+            *(go, "build", "-C", module, "-mod=readonly", "-buildvcs=false", "-trimpath"),
+            *("-ldflags", family.linker_flags(), "-o", output),
+            *(family.packages[name] for name in missing),
+        ],
         env=environment(go),
         timeout_seconds=_BUILD_SECONDS,
     )

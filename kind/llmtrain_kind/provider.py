@@ -20,7 +20,7 @@ IMAGE_NOTE = (
 
 
 class Provider(Protocol):
-    """One cluster, real or to be. The caller holds the cluster's lock (``lock``: its descriptor) for what changes it."""
+    """One cluster, real or to be. ``lock`` is the descriptor of the cluster's lock, which the caller holds."""
 
     def up(self, asked: ClusterSettings, recreate: bool, lock: int) -> None:
         """Bring the cluster up as asked; nothing happens if it is so already."""

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,20 @@ from llmtrain_kind import settings as settings_file
 from llmtrain_kind.archives import Archive
 from llmtrain_kind.console import phase, say
 from llmtrain_kind.errors import ClusterError, Refused
-from llmtrain_kind.local import cgroups, configs, control_plane, host_changes, host_check, loading
-from llmtrain_kind.local import network, nodes, pause_image, pki, pods, sweep
+from llmtrain_kind.local import (
+    cgroups,
+    configs,
+    control_plane,
+    host_changes,
+    host_check,
+    loading,
+    network,
+    nodes,
+    pause_image,
+    pki,
+    pods,
+    sweep,
+)
 from llmtrain_kind.local.api import Api
 from llmtrain_kind.local.layout import Layout, Node
 from llmtrain_kind.provider import CONTROL_PLANE, IMAGE_NOTE
@@ -145,20 +158,23 @@ class LocalProvider:
             control_plane.write_configs(layout)
             pause_image.write(layout.programs / "pause", layout.state / "pause.tar")
             default_spec = run([layout.programs / "ctr", "oci", "spec"])
-            configs.write(
-                layout.state / "container.json", configs.container_spec(default_spec, layout.settings.mounts)
-            )
+            configs.write(layout.state / "container.json", configs.container_spec(default_spec, layout.settings.mounts))
         with phase("network and control plane"):
             network.make_bridge(layout)
             prepare = self._node_preparation()
+
+            def make(node: Node) -> None:
+                prepare(node)
+                nodes.start_runtime(node, lock)
+
             _at_once(
-                lambda: control_plane.start_api(layout, lock),
-                *(lambda node=node: (prepare(node), nodes.start_runtime(node, lock)) for node in layout.nodes),
+                partial(control_plane.start_api, layout, lock),
+                *(partial(make, node) for node in layout.nodes),
             )
         with phase(f"{len(layout.nodes)} nodes Ready"):
             _at_once(
-                lambda: control_plane.start_rest(layout, lock),
-                *(lambda node=node: nodes.start_agents(node, lock) for node in layout.nodes),
+                partial(control_plane.start_rest, layout, lock),
+                *(partial(nodes.start_agents, node, lock) for node in layout.nodes),
             )
             self._wait_usable()
             nodes.wait_ready(layout, layout.nodes)
@@ -189,7 +205,7 @@ class LocalProvider:
             nodes.start_runtime(node, lock)
             nodes.start_agents(node, lock)
 
-        _at_once(*(lambda node=node: start(node) for node in chosen))
+        _at_once(*(partial(start, node) for node in chosen))
         nodes.wait_ready(self._layout, tuple(chosen))
 
     def _node_preparation(self) -> Callable[[Node], None]:

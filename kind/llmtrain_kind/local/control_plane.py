@@ -15,8 +15,8 @@ from llmtrain_kind.shell import last_lines
 #: In the order in which they start.
 COMPONENTS = ("etcd", "apiserver", "controller-manager", "scheduler", "coredns")
 
-#: What `node control-plane kill` ends. The controllers go with the API server as on a real control plane, where they lose
-#: their leader lease and are started anew: one that slept through an outage would take every node for dead at its end.
+#: What `node control-plane kill` ends. The controllers go with the API server as on a real control plane, where they
+#: lose their leader lease and start anew: one that slept through an outage would take every node for dead at its end.
 SERVING = ("scheduler", "controller-manager", "apiserver")
 
 _START_SECONDS = 120.0
@@ -37,7 +37,7 @@ def command(layout: Layout, component: str) -> list[str | Path]:
         "apiserver": _apiserver,
         "controller-manager": _controller_manager,
         "scheduler": _scheduler,
-        "coredns": lambda cluster: [f"-conf={cluster.state / 'Corefile'}"],
+        "coredns": _coredns,
     }[component](layout)
     program = component if component in ("etcd", "coredns") else f"kube-{component}"
     return [layout.programs / program, *arguments]
@@ -95,6 +95,10 @@ def wait(layout: Layout, what: str, components: tuple[str, ...], condition: Call
 def _log_excerpt(layout: Layout, component: str) -> str:
     log = layout.log(component)
     return f"  the last lines of {log}:\n{last_lines(log)}"
+
+
+def _coredns(layout: Layout) -> list[str]:
+    return [f"-conf={layout.state / 'Corefile'}"]
 
 
 def _etcd(layout: Layout) -> list[str]:

@@ -1,7 +1,7 @@
 """What a cluster changes on the host itself: undone after the last one is gone.
 
-Two things cannot be kept inside a node: kernel settings that every kubelet sets, and the folders whose paths are fixed in
-the programs' code. The latter stay empty: each node sees its own folders there (see ``nodes.PRIVATE_FOLDERS``).
+Two things cannot be kept inside a node: kernel settings that every kubelet sets, and the folders whose paths are fixed
+in the programs' code. The latter stay empty: each node sees its own folders there (see ``nodes.PRIVATE_FOLDERS``).
 """
 
 import json

@@ -3,6 +3,7 @@
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from llmtrain_kind.archives import Archive
 from llmtrain_kind.errors import Refused
@@ -34,7 +35,7 @@ def _load_into(node: Node, archives: list[Archive]) -> int:
             node.cluster,
             f"{node.name} to know the images of {archive.path.name}",
             (f"{node.name}.containerd",),
-            lambda names=archive.names: _known_to_kubelet(node, names),
+            partial(_known_to_kubelet, node, archive.names),
         )
         loaded.update(dict.fromkeys(archive.names, archive.digest))
         draft = node.folder / "loaded.json.tmp"

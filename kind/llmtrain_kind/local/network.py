@@ -72,10 +72,10 @@ def remove_namespace(netns: str) -> None:
 
 def remove_link(name: str) -> None:
     """Remove a bridge or a cable if it is there."""
-    if Path(f"/sys/class/net/{name}").exists():
-        # The kernel may be quicker: a cable goes down with its namespace.
-        if not succeeds(["ip", "link", "delete", name]) and Path(f"/sys/class/net/{name}").exists():
-            raise ClusterError(f"network link {name} cannot be removed")
+    link = Path(f"/sys/class/net/{name}")
+    # Look again after a failure: a cable goes down with its namespace, and the kernel may be quicker than we.
+    if link.exists() and not succeeds(["ip", "link", "delete", name]) and link.exists():
+        raise ClusterError(f"network link {name} cannot be removed")
 
 
 def namespaces_of(prefix: str) -> list[str]:

@@ -64,15 +64,15 @@ def make_all(layout: Layout) -> None:
         list(pool.map(lambda certificate: _make(folder, certificate), certificates(layout)))
 
 
-def authority_command(folder: Path) -> list[str | Path]:
+def authority_command(folder: Path) -> list[str]:
     """The openssl command that makes the cluster's certificate authority."""
-    out = ["-keyout", folder / "ca.key", "-out", folder / "ca.crt"]
+    out = ["-keyout", f"{folder}/ca.key", "-out", f"{folder}/ca.crt"]
     return ["openssl", "req", "-x509", *_CURVE, *out, "-days", _DAYS, "-subj", "/CN=llmtrain-test-cluster"]
 
 
-def request_command(folder: Path, certificate: Certificate) -> list[str | Path]:
+def request_command(folder: Path, certificate: Certificate) -> list[str]:
     """The openssl command that makes a key and a signing request."""
-    out = ["-keyout", folder / f"{certificate.name}.key", "-out", folder / f"{certificate.name}.csr"]
+    out = ["-keyout", f"{folder}/{certificate.name}.key", "-out", f"{folder}/{certificate.name}.csr"]
     return ["openssl", "req", *_CURVE, *out, "-subj", certificate.subject]
 
 
@@ -87,10 +87,12 @@ def _make(folder: Path, certificate: Certificate) -> None:
     run(request_command(folder, certificate))
     stem.with_suffix(".ext").write_text(extensions(certificate))
     run(
-        ["openssl", "x509", "-req", "-in", f"{stem}.csr", "-out", f"{stem}.crt", "-days", _DAYS]
-        # A random serial number: a serial file would be written by all of us at once.
-        + ["-CA", folder / "ca.crt", "-CAkey", folder / "ca.key", "-set_serial", f"0x{_serial()}"]
-        + ["-extfile", f"{stem}.ext"]
+        [
+            *("openssl", "x509", "-req", "-in", f"{stem}.csr", "-out", f"{stem}.crt", "-days", _DAYS),
+            # A random serial number: a serial file would be written by all of us at once.
+            *("-CA", f"{folder}/ca.crt", "-CAkey", f"{folder}/ca.key", "-set_serial", f"0x{_serial()}"),
+            *("-extfile", f"{stem}.ext"),
+        ]
     )
 
 
