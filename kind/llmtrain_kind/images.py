@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from llmtrain_kind.errors import ClusterError
 from llmtrain_kind.images_chroot import run_in_image
 from llmtrain_kind.images_layers import base_layer, code_layer, dependency_layer
 from llmtrain_kind.images_oci import EPOCH_TEXT, ImageConfig, Layer, write_archive
@@ -21,6 +22,23 @@ __all__ = ["ImageError", "build_images", "check_images", "image_names", "mounts"
 
 # Enough to switch between a few branches; a code layer is small, but they come with every edit.
 KEPT_LAYERS = 6
+TRACEBACK_LINES = 8
+
+# Runs in the image. A `__main__` module would start its program.
+IMPORT_ALL = """
+import importlib, importlib.metadata, pkgutil, sys
+ours = [name for name in sys.argv[1:] if name.startswith("llmtrain_")]
+names = list(sys.argv[1:])
+for package in ours:
+    found = pkgutil.walk_packages(importlib.import_module(package).__path__, package + ".")
+    names += [module.name for module in found if not module.name.endswith(".__main__")]
+for name in names:
+    importlib.import_module(name)
+scripts = importlib.metadata.distribution("llmtrain").entry_points
+for script in scripts:
+    script.load()
+print(f"{len(names)} modules and {len(scripts)} console scripts load")
+"""
 
 
 def build_images(repo_root: Path, progress: Progress = print, only: str | None = None) -> list[Path]:
@@ -58,9 +76,9 @@ def mounts(repo_root: Path, progress: Progress = print) -> list[tuple[Path, str]
 
 
 def check_images(repo_root: Path, progress: Progress = print, only: str | None = None) -> None:
-    """Runs each image's programs as a restricted pod would: imports of all it holds, `--help` of its entry point.
+    """Runs each image's Python as a restricted pod would and imports every module of ours and every console script.
 
-    Raises ClusterError with the program's output if one fails.
+    So a dependency that only the developer's environment has is found here. Raises ImageError with the traceback's end.
     """
     spec = load_spec(repo_root)
     build_images(repo_root, progress, only)
@@ -69,10 +87,14 @@ def check_images(repo_root: Path, progress: Progress = print, only: str | None =
         with locked_cache(spec.cache, progress):
             layers = _layers(spec, image, progress)
         host = mounts(repo_root, progress) if image.mount_path else []
-        modules = ", ".join((*image.packages, *image.mounted))
-        for argv in (["python3", "-c", f"import {modules}"], [*image.entrypoint, "--help"]):
-            run_in_image(layers, spec.uid, host, ["env", "-i", *(f"{k}={v}" for k, v in spec.env.items()), *argv])
-        progress(f"{image.name}: works as uid {spec.uid} on a read-only root, {time.monotonic() - started:.1f} s")
+        environment = [f"{key}={value}" for key, value in spec.env.items()]
+        argv = ["env", "-i", *environment, "python3", "-c", IMPORT_ALL, *image.packages, *image.mounted]
+        try:
+            found = run_in_image(layers, spec.uid, host, argv).strip()
+        except ClusterError as error:
+            traceback = "\n".join(str(error).splitlines()[-TRACEBACK_LINES:])
+            raise ImageError(f"image {image.name}: its code does not load in it:\n{traceback}") from None
+        progress(f"{image.name}: {found} as uid {spec.uid}, read-only, {time.monotonic() - started:.1f} s")
 
 
 def image_names(spec: BuildSpec, image: ImageSpec) -> list[str]:

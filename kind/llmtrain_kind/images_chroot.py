@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from llmtrain_kind.images_oci import Layer
-from llmtrain_kind.images_tools import run
+from llmtrain_kind.images_tools import run_isolated
 
 
 def compile_bytecode(base_root: Path, folder: Path, inside: str, *, strict: bool) -> None:
@@ -25,7 +25,7 @@ def compile_bytecode(base_root: Path, folder: Path, inside: str, *, strict: bool
         f"set -e; mount --bind {shlex.quote(str(folder))} {target}; "
         f"exec chroot {shlex.quote(str(base_root))} sh -c {shlex.quote(compile_all)}"
     )
-    run(["unshare", "--mount", "--propagation", "private", "sh", "-c", script])
+    run_isolated(["sh", "-c", script])
 
 
 def run_in_image(layers: list[Layer], uid: int, mounts: list[tuple[Path, str]], argv: list[str]) -> str:
@@ -44,4 +44,4 @@ def run_in_image(layers: list[Layer], uid: int, mounts: list[tuple[Path, str]], 
             point = shlex.quote(folder + target)
             lines += [f"mount --bind {shlex.quote(str(source))} {point}", f"mount -o remount,bind,ro {point}"]
         lines += [f"exec chroot --userspec={uid}:{uid} --groups= {root} {shlex.join(argv)}"]
-        return run(["unshare", "--mount", "--propagation", "private", "sh", "-c", "\n".join(lines)])
+        return run_isolated(["sh", "-c", "\n".join(lines)])

@@ -21,7 +21,7 @@ from llmtrain_kind.images_tools import (
     key_of,
     need_mmdebstrap,
     resolver_target,
-    run,
+    run_isolated,
     uv_offline_first,
 )
 
@@ -43,7 +43,7 @@ def base_layer(spec: BuildSpec, progress: Progress) -> Layer:
         options = [f"--dpkgopt={option}" for option in LEFT_OUT]
         packages = f"--include={','.join(spec.apt)}"
         argv = ["mmdebstrap", "--quiet", "--variant=minbase", "--mode=root", packages, *options, spec.suite, str(root)]
-        run([*argv, *debian_sources(spec.suite)], env=os.environ | {"SOURCE_DATE_EPOCH": str(EPOCH)})
+        run_isolated([*argv, *debian_sources(spec.suite)], env=os.environ | {"SOURCE_DATE_EPOCH": str(EPOCH)})
         _add_user(root, spec)
         for folder in (spec.prefix, *mount_paths):
             (root / folder.lstrip("/")).mkdir(parents=True)

@@ -28,9 +28,17 @@ BUILD_TIMEOUT_SECONDS = 3600
 def run(argv: list[str], env: dict[str, str] | None = None) -> str:
     """Runs a command at low priority, since builds share the machine with a running cluster; returns its output.
 
-    Raises ClusterError with the end of its output if it fails.
+    The command is killed when this process dies, however it dies: nothing may write on into a folder that the next
+    builder clears. Raises ClusterError with the end of the command's output if it fails.
     """
-    return shell.run(["nice", *argv], env=env, timeout_seconds=BUILD_TIMEOUT_SECONDS)
+    command = ["setpriv", "--pdeathsig", "KILL", "nice", *argv]
+    return shell.run(command, env=env, timeout_seconds=BUILD_TIMEOUT_SECONDS)
+
+
+def run_isolated(argv: list[str], env: dict[str, str] | None = None) -> str:
+    """Like run(), with mounts and processes of its own (as root): both end with the command, or with this process."""
+    namespaces = ["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    return run(["unshare", *namespaces, *argv], env)
 
 
 @contextlib.contextmanager
@@ -122,9 +130,12 @@ def resolver_target(spec: BuildSpec) -> list[str]:
 
 
 def need_root() -> None:
-    """CannotRunHere unless we are root: a root filesystem holds files of several owners, and chroot needs it."""
-    if os.geteuid() != 0:
-        raise CannotRunHere("building image archives needs root (mmdebstrap, chroot); without it use the Dockerfiles")
+    """CannotRunHere unless we may do what root may: keep files of several owners, mount, chroot. Found out by trying."""
+    if os.geteuid() != 0 or not shell.succeeds(["unshare", "--mount", "--pid", "--fork", "true"]):
+        raise CannotRunHere(
+            "building image archives needs root that may mount (mmdebstrap, chroot): use sudo, or a privileged container, "
+            "or build operator/Dockerfile and trainer/Dockerfile with Docker or podman"
+        )
 
 
 def need_mmdebstrap(progress: Progress) -> None:
