@@ -130,10 +130,10 @@ def resolver_target(spec: BuildSpec) -> list[str]:
 
 
 def need_root() -> None:
-    """CannotRunHere unless we may do what root may: keep files of several owners, mount, chroot. Found out by trying."""
+    """CannotRunHere unless we may keep files of several owners, mount and chroot; found out by trying."""
     if os.geteuid() != 0 or not shell.succeeds(["unshare", "--mount", "--pid", "--fork", "true"]):
         raise CannotRunHere(
-            "building image archives needs root that may mount (mmdebstrap, chroot): use sudo, or a privileged container, "
+            "building image archives needs root that may mount (mmdebstrap, chroot): use sudo, a privileged container, "
             "or build operator/Dockerfile and trainer/Dockerfile with Docker or podman"
         )
 
