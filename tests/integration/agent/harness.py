@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,16 +24,6 @@ PROGRAM = "tests.integration.agent.rank_program:run"
 TOKEN = "first-token"
 PATIENCE = 60.0
 """Seconds until a condition that does not come true fails the test: generous, for a loaded machine."""
-
-
-def scenario(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an async test in an event loop of its own."""
-
-    @functools.wraps(test)
-    def run(*arguments: Any, **named: Any) -> None:
-        asyncio.run(test(*arguments, **named))
-
-    return run
 
 
 async def eventually(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
@@ -135,7 +124,7 @@ class Coordinator:
 class AgentProcess:
     """A real agent; everything it writes is in `output`."""
 
-    def __init__(self, folder: Path, port: int, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, port: int, environment: dict[str, str], prefix: Sequence[str] = ()) -> None:
         self.folder = folder
         self.token_file = folder / "token"
         self.token_file.write_text(TOKEN + "\n")
@@ -154,11 +143,11 @@ class AgentProcess:
             "LLMTRAIN_RANK_ENTRY": PROGRAM,
             "PYTHONPATH": str(REPOSITORY),
         }
-        command = (environment or {}).pop("command", "").split() + [sys.executable, "-m", "llmtrain_trainer.agent.main"]
+        command = [*prefix, sys.executable, "-m", "llmtrain_trainer.agent.main"]
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
                 command,
-                env={**os.environ, **own, **(environment or {})},
+                env={**os.environ, **own, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -217,6 +206,11 @@ def descendants(root: int) -> dict[int, str]:
     return found
 
 
+def named(processes: dict[int, str], name: str) -> list[int]:
+    """Return the process ids with this name (or beginning)."""
+    return [pid for pid, own in processes.items() if own.startswith(name)]
+
+
 def alive(pid: int) -> bool:
     """Say whether a process exists and is no zombie."""
     try:
@@ -233,8 +227,8 @@ class Stage:
     folder: Path
     agents: list[AgentProcess] = field(default_factory=list)
 
-    def agent(self, **environment: str) -> AgentProcess:
-        self.agents.append(AgentProcess(self.folder, self.coordinator.port, environment))
+    def agent(self, prefix: Sequence[str] = (), **environment: str) -> AgentProcess:
+        self.agents.append(AgentProcess(self.folder, self.coordinator.port, environment, prefix))
         return self.agents[-1]
 
     async def running(self, spec: dict[str, Any] | None = None, ranks: int = 2, **environment: str) -> AgentProcess:
@@ -243,6 +237,10 @@ class Stage:
         await self.coordinator.give(run_order(1, spec, ranks))
         await self.coordinator.until(lambda report: is_running(report, 1), "attempt 1 runs")
         return agent
+
+
+def has_ended(report: SyncRequest, attempt: int) -> bool:
+    return report.attempt == attempt and bool(report.ranks) and all(rank.state == "exited" for rank in report.ranks)
 
 
 def is_running(report: SyncRequest, attempt: int) -> bool:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -48,7 +49,7 @@ def _facts(launch: RankLaunch) -> dict[str, Any]:
 
 def _leave(spec: dict[str, Any]) -> None:
     time.sleep(spec.get("sigtermSeconds", 0))
-    os._exit(143)
+    os._exit(spec.get("sigtermExitCode", 143))
 
 
 def _train(launch: RankLaunch) -> None:
@@ -74,10 +75,8 @@ def _train(launch: RankLaunch) -> None:
             step_at=time.time(),
             checkpoint_step=step - step % every if every else -1,
         )
-        try:
+        with contextlib.suppress(BlockingIOError):
             told.sendto(progress.model_dump_json(by_alias=True).encode(), launch.progress_socket)
-        except BlockingIOError:
-            pass
 
 
 def _tell_error(launch: RankLaunch, message: str) -> None:

@@ -225,8 +225,8 @@ class Supervisor:
         """Make this the gang that the coordinator hears of."""
         self._gang, self._starting = gang, None
         self._around.log.bind(attempt=gang.attempt)
-        if not gang.running:
-            self._around.log.error("ranks_not_started", why=gang.ranks[0].error)
+        if not gang.running and gang.ranks[0].error:
+            self._around.log.error("ranks_not_started", why=gang.ranks[0].error.message)
         self._around.news()
 
     def _end(self, rank: Rank, grace_seconds: float) -> None:
