@@ -69,20 +69,21 @@ def running(observed: Observed, status: LLMTrainJobStatus, gang: Gang, stepped: 
     silence = tuple(w.agent.last_seen + observed.policy.agent_lost_seconds + 0.001 for w in gang.wanted() if w.agent)
     due = tuple(at for at in silence if at > observed.now)
     until, message = None, ""
-    ended = [
-        rank for worker in gang.holders() for rank in attempt_ranks(worker, status.attempt) if rank.state == "exited"
-    ]
+    ranks = [rank for worker in gang.holders() for rank in attempt_ranks(worker, status.attempt)]
+    ended = [rank.exited_at for rank in ranks if rank.state == "exited" and rank.exited_at is not None]
+    begun = started_at(status)
     if ended:
-        until = min(rank.exited_at or observed.now for rank in ended) + limit
+        # The nodes' clocks may be wrong, but nothing ended before it was started.
+        until = max(min(ended), begun) + limit
         message = f"{len(ended)} of {observed.job.spec.world_size()} ranks ended, the others went on for {limit} s"
     elif not stepped and gang.slots[0].wanted and gang.slots[0].wanted.agent:
         # Worker 0 reports steps. Where its agent has not come back to a restarted operator, nothing is known.
-        until = max(started_at(status), observed.observing_since or 0.0) + limit
+        until = max(begun, observed.observing_since or 0.0) + limit
         message = f"no optimizer step within {limit} s of the start (spec.failurePolicy.deadlines.startSeconds)"
     if until is None:
         return Verdict(due=due)
     if until > observed.now:
-        return Verdict(due=(*due, until))
+        return Verdict(due=(*due, min(until, observed.now + limit)))
     return Verdict((Failure(FailureClass.STARTUP, message, observed.now),), due)
 
 

@@ -64,8 +64,8 @@ def assemble(observed: Observed, status: LLMTrainJobStatus) -> Gang:
     newest = {w.index: w for w in fitting}
     live = {w.index: w for w in fitting if is_live(w) and w.name not in lost and w.name not in condemned}
     slots = tuple(Slot(i, live.get(i), newest.get(i)) for i in range(replicas))
-    chosen = {slot.wanted.uid for slot in slots if slot.wanted}
-    leftovers = tuple(w for w in observed.workers if w.uid not in chosen)
+    chosen = {slot.wanted.name for slot in slots if slot.wanted}
+    leftovers = tuple(w for w in observed.workers if w.name not in chosen)
     return Gang(slots, leftovers, lost)
 
 
@@ -121,10 +121,10 @@ def missing_workers(observed: Observed, status: LLMTrainJobStatus, gang: Gang) -
 def surplus_workers(status: LLMTrainJobStatus, gang: Gang) -> tuple[DeleteWorker, ...]:
     """Return the leftovers to delete. Of finished ones the newest per index stays, for its logs."""
     condemned = {f.pod for f in status.failures if f.action is Action.REPLACE_WORKER}
-    keep = {w.index: w.uid for w in gang.leftovers if is_finished(w)}
+    keep = {w.index: w.name for w in gang.leftovers if is_finished(w)}
     deletes = []
     for worker in gang.leftovers:
-        if worker.deleting or worker.uid == keep.get(worker.index):
+        if worker.deleting or worker.name == keep.get(worker.index):
             continue
         at_once = (
             is_finished(worker) or worker.name in gang.lost or (worker.name in condemned and not is_leaving(worker))

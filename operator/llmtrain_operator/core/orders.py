@@ -38,8 +38,9 @@ def gang_orders(observed: Observed, status: LLMTrainJobStatus, gang: Gang, grace
             orders[worker.name] = Order(kind="wait", attempt=status.attempt, grace_seconds=grace)
     addresses = [slot.wanted.agent.address for slot in gang.slots if slot.wanted and slot.wanted.agent]
     if status.started_attempt == status.attempt and len(addresses) == len(gang.slots):
+        common = _assignment(observed, status, addresses[0])
         for worker in gang.wanted():
-            assignment = _assignment(observed, status, worker.index, addresses[0])
+            assignment = common.model_copy(update={"node_rank": worker.index})
             orders[worker.name] = Order(kind="run", attempt=status.attempt, assignment=assignment)
     return orders
 
@@ -60,11 +61,12 @@ def stop_orders(observed: Observed, attempt: int) -> dict[str, Order]:
     }
 
 
-def _assignment(observed: Observed, status: LLMTrainJobStatus, index: int, master_address: str) -> Assignment:
+def _assignment(observed: Observed, status: LLMTrainJobStatus, master_address: str) -> Assignment:
+    """The assignment of worker 0; the others' differ in the node rank alone. The spec is dumped once for all."""
     spec, policy = observed.job.spec, observed.policy
     return Assignment(
         attempt=status.attempt,
-        node_rank=index,
+        node_rank=0,
         num_nodes=spec.workers.replicas,
         ranks_per_worker=spec.ranks_per_worker(),
         master_address=master_address,

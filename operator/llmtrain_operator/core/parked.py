@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmtrain_api.constants import ConditionType, State
 from llmtrain_api.status import LLMTrainJobStatus
 from llmtrain_operator.core.actions import DeleteWorker, Plan
-from llmtrain_operator.core.changes import worth_writing
+from llmtrain_operator.core.changes import next_write_at, worth_writing
 from llmtrain_operator.core.conditions import is_true, with_condition
 from llmtrain_operator.core.events import PARKED_STATES, changes
 from llmtrain_operator.core.gang import is_finished
@@ -51,12 +51,14 @@ def plan_parked(observed: Observed) -> Plan:
         for worker in observed.workers
         if not worker.deleting and not is_finished(worker)
     )
+    changed, due = worth_writing(observed, status), next_write_at(observed)
     return Plan(
         status=status,
-        status_changed=worth_writing(observed, status),
+        status_changed=changed,
         delete=delete,
         orders=stop_orders(observed, status.attempt),
-        events=changes(old, status),
+        events=changes(old, status) if changed else (),
+        requeue_after=max(due - observed.now, 0.0) if status != old and not changed else None,
     )
 
 

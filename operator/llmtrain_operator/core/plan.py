@@ -85,7 +85,10 @@ def _plan_end(observed: Observed, status: LLMTrainJobStatus) -> Plan:
     """The plan of the moment in which the job ends: what a finished job gets, and the write that makes it so."""
     ended = observed.job.model_copy(update={"status": status})
     after = plan_finished(replace(observed, job=ended))
-    return replace(after, status_changed=True, delete_job=False, events=changes(observed.job.status, status))
+    events = changes(observed.job.status, status)
+    # A job with a time to live of 0 goes at the next look, after its end is durable.
+    look_again = 0.0 if after.delete_job else after.requeue_after
+    return replace(after, status_changed=True, delete_job=False, events=events, requeue_after=look_again)
 
 
 def _begin(observed: Observed) -> _Course:

@@ -63,7 +63,7 @@ def _with_cost(failure: FailureStatus, report: Progress) -> FailureStatus:
     if failure.seconds_to_next_step is not None or failure.attempt >= report.attempt or at is None:
         return failure
     seconds = min(max(report.first_step_at - at, 0.0), float(LARGEST))
-    lost = None if failure.step is None else max(failure.step - (report.first_step - 1), 0)
+    lost = None if failure.step is None else _count(failure.step - (report.first_step - 1))
     return failure.model_copy(update={"seconds_to_next_step": f"{seconds:.2f}"[:32], "lost_steps": lost})
 
 
