@@ -1,0 +1,1 @@
+"""Sharded, asynchronous checkpoints, committed by a manifest with a checksum per file."""

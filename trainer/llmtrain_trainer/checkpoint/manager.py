@@ -1,0 +1,224 @@
+"""When a checkpoint is made and when it counts: snapshot, shards in the background, checksums, one commit by rank 0."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from llmtrain_trainer.checkpoint import manifest as manifests
+from llmtrain_trainer.checkpoint import state as states
+from llmtrain_trainer.checkpoint.manifest import FileEntry, Manifest
+from llmtrain_trainer.checkpoint.store import CheckpointStore, Resume
+from llmtrain_trainer.config import RunConfig
+from llmtrain_trainer.distributed import COLLECTIVE_TIMEOUT, Ranks
+from llmtrain_trainer.errors import CheckpointError, exit_code_of
+from llmtrain_api.constants import ExitCode
+from llmtrain_trainer.optim.adamw import ShardedAdamW
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where training stands: what is saved beside the tensors."""
+
+    step: int = 0
+    samples: int = 0
+    loss: float = 0.0
+
+
+@dataclass(frozen=True)
+class Committed:
+    step: int
+    at: float
+    """Unix seconds."""
+
+
+class CheckpointManager:
+    """One rank's checkpoints. Every rank calls the same methods at the same steps.
+
+    The background thread has a process group of its own: on the one that trains, its collectives would meet those of
+    the next step and kill the process (gloo "collective mismatch"; KempnerForge issue 104).
+    """
+
+    def __init__(self, config: RunConfig, ranks: Ranks) -> None:
+        checkpoint = config.spec.checkpoint
+        self._config = config
+        self._ranks = ranks
+        self._store = CheckpointStore(
+            config.local_path("checkpoint.store", checkpoint.store),
+            uri=checkpoint.store,
+            run_id=config.launch.run_id,
+            attempt=config.launch.attempt,
+        )
+        self._group: Any = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[Committed] | None = None
+        self.committed: Committed | None = None
+        """The newest checkpoint that counts, as far as this rank knows."""
+        self.data_fingerprint = ""
+
+    @property
+    def root(self) -> Path:
+        return self._store.root
+
+    def open(self) -> Resume:
+        """Claim the store and choose what to go on from: rank 0 verifies, all ranks hear its choice.
+
+        Raises:
+            UserError: the store cannot be used, is not shared, or belongs to another run.
+            PeerLostError: rank 0 is gone.
+        """
+        self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+        if self._config.is_first:
+            owner = self._store.claim()
+            unfinished = [f"{name}: half-written, never committed" for name in self._store.unfinished()]
+            found = self._store.newest_good()
+            self._store.clear_unfinished()
+            resume = Resume(found.manifest, (*found.skipped, *unfinished))
+            manifest = resume.manifest.to_wire() if resume.manifest else None
+            told = {"owner": owner, "manifest": manifest, "skipped": resume.skipped}
+            self._ranks.tell("resume", json.dumps(told))
+        else:
+            told = json.loads(self._ranks.hear("resume"))
+            self._store.expect(told["owner"])
+            manifest = Manifest.model_validate(told["manifest"]) if told["manifest"] else None
+            resume = Resume(manifest, tuple(told["skipped"]))
+        if resume.manifest:
+            self.committed = Committed(resume.manifest.step, resume.manifest.created_at)
+        return resume
+
+    def restore(self, manifest: Manifest, optimizer: ShardedAdamW) -> Position:
+        """Load a verified checkpoint into the live model and optimizer.
+
+        Raises:
+            UserError: the checkpoint is of another model.
+            CheckpointError: it cannot be loaded.
+        """
+        launch = self._config.launch
+        states.check_model(manifest, self._config.dimensions)
+        if manifest.spec_fingerprint != spec_fingerprint(self._config):
+            log.warning("the spec has changed since the checkpoint of step %d was made", manifest.step)
+        if manifest.data_fingerprint != self.data_fingerprint:
+            log.warning("the data has changed since the checkpoint of step %d: its order starts anew", manifest.step)
+        folder = self._store.committed_path(manifest.step)
+        states.restore(folder, manifest, optimizer, rank=launch.global_rank, world_size=launch.world_size)
+        return Position(manifest.step, manifest.samples, manifest.loss)
+
+    def save(self, position: Position, optimizer: ShardedAdamW) -> None:
+        """Copy the state, and write it in the background. Waits first for a save that is still being written.
+
+        Raises:
+            CheckpointError: the save before this one failed.
+        """
+        self.wait()
+        snapshot = states.snapshot(optimizer, self._config.launch.global_rank)
+        self._pending = self._thread.submit(self._write, position, snapshot)
+
+    def poll(self) -> None:
+        """Take note of a save that has finished since the last call.
+
+        Raises:
+            CheckpointError: it failed.
+        """
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when nothing is being written any more.
+
+        Raises:
+            CheckpointError: the save failed.
+        """
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self.committed = pending.result()
+
+    def _write(self, position: Position, snapshot: dict[str, Any]) -> Committed:
+        """Write and commit one checkpoint; runs in the background thread of every rank at once."""
+        path = self._store.staging_path(position.step)
+        try:
+            if self._config.is_first:
+                self._store.begin(position.step)
+            writer = dcp.FileSystemWriter(path, single_file_per_rank=True, sync_files=True, thread_count=1)
+            dcp.save(snapshot, storage_writer=writer, process_group=self._group)
+            return self._commit(position, self._own_files(path))
+        except Exception as error:
+            if exit_code_of(error) == ExitCode.PEER_LOST:
+                raise
+            raise CheckpointError(
+                f"the checkpoint of step {position.step} could not be written to {path}: {error}"
+            ) from error
+
+    def _own_files(self, path: Path) -> dict[str, FileEntry] | str:
+        """Return size and checksum of each file that this rank wrote, or what went wrong."""
+        rank = self._config.launch.global_rank
+        try:
+            names = [*path.glob(f"__{rank}_*.distcp"), *(path.glob(".metadata") if rank == 0 else ())]
+            return {p.name: manifests.entry_of(p) for p in names}
+        except OSError as error:
+            return f"rank {rank}: {error}"
+
+    def _commit(self, position: Position, own: dict[str, FileEntry] | str) -> Committed:
+        """Gather the checksums at rank 0, who commits; every rank learns how that went."""
+        gathered: list[Any] = [None] * self._ranks.world_size
+        dist.gather_object(own, gathered if self._config.is_first else None, dst=0, group=self._group)
+        outcome: list[Any] = [None]
+        if self._config.is_first:
+            outcome = [self._commit_first(position, gathered)]
+        dist.broadcast_object_list(outcome, src=0, group=self._group)
+        if isinstance(outcome[0], str):
+            raise CheckpointError(outcome[0])
+        return Committed(position.step, outcome[0])
+
+    def _commit_first(self, position: Position, gathered: list[dict[str, FileEntry] | str]) -> float | str:
+        """Return the time of the commit, or what went wrong: an exception here would leave the others waiting."""
+        files: dict[str, FileEntry] = {}
+        for part in gathered:
+            if isinstance(part, str):
+                return part
+            files |= part
+        try:
+            manifest = self._manifest(position, files)
+            self._store.commit(manifest)
+        except (OSError, CheckpointError) as error:
+            return str(error)
+        try:
+            self._store.retire(self._config.spec.checkpoint.keep, newest=position.step)
+        except OSError as error:
+            log.warning("an old checkpoint could not be removed: %s", error)
+        return manifest.created_at
+
+    def _manifest(self, position: Position, files: dict[str, FileEntry]) -> Manifest:
+        launch = self._config.launch
+        return Manifest(
+            run_id=launch.run_id,
+            job_uid=launch.job_uid,
+            attempt=launch.attempt,
+            step=position.step,
+            samples=position.samples,
+            loss=position.loss,
+            world_size=launch.world_size,
+            replicate=self._config.spec.parallelism.replicate,
+            model=self._config.dimensions,
+            spec_fingerprint=spec_fingerprint(self._config),
+            data_fingerprint=self.data_fingerprint,
+            created_at=time.time(),
+            files=files,
+        )
+
+
+def spec_fingerprint(config: RunConfig) -> str:
+    """Return a hash of what decides the numbers: training, data and the model, not where they run."""
+    spec = config.spec
+    parts = [spec.training.to_wire(), spec.data.to_wire(), config.dimensions.to_wire()]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

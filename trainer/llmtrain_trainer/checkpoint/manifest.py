@@ -1,0 +1,134 @@
+"""The manifest that commits a checkpoint: what it is a checkpoint of, and a checksum for every file in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from llmtrain_api.meta import ApiModel
+from llmtrain_api.presets import ModelDimensions
+
+NAME = "manifest.json"
+CHUNK_BYTES = 1 << 22
+VERIFY_THREADS = 8
+
+
+class FileEntry(ApiModel):
+    bytes: int
+    sha256: str
+
+
+class Manifest(ApiModel):
+    """Everything that must be known before a shard is opened."""
+
+    format: int = 1
+    run_id: str
+    job_uid: str
+    attempt: int
+    step: int
+    """Optimizer steps done."""
+    samples: int
+    """Sequences consumed: the position in the data."""
+    loss: float
+    """Of that step."""
+    world_size: int
+    replicate: int
+    model: ModelDimensions
+    spec_fingerprint: str
+    data_fingerprint: str
+    created_at: float
+    """Unix seconds."""
+    files: dict[str, FileEntry]
+
+    def to_bytes(self) -> bytes:
+        """Return the file's content: the fields, and a checksum over them, so that a flipped byte here is found too."""
+        body = self.to_wire()
+        return json.dumps({**body, "sha256": _checksum(body)}, indent=1).encode()
+
+
+class BadCheckpoint(Exception):
+    """A checkpoint folder does not verify; the text says why."""
+
+
+def read(folder: Path) -> Manifest:
+    """Read and check the manifest alone.
+
+    Raises:
+        BadCheckpoint: it is missing, torn or damaged.
+    """
+    try:
+        body: dict[str, Any] = json.loads((folder / NAME).read_bytes())
+        claimed = body.pop("sha256")
+        if claimed != _checksum(body):
+            raise BadCheckpoint("the manifest is damaged (checksum)")
+        return Manifest.model_validate(body)
+    except FileNotFoundError:
+        raise BadCheckpoint("no manifest: it was never committed") from None
+    except OSError as error:
+        raise BadCheckpoint(f"the manifest cannot be read: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
+        raise BadCheckpoint(f"the manifest is damaged ({type(error).__name__})") from error
+
+
+def verify(folder: Path, *, run_id: str, step: int) -> Manifest:
+    """Check every byte of a checkpoint.
+
+    Raises:
+        BadCheckpoint: it is of another run or step, or a file is missing, of wrong size, or of wrong content.
+    """
+    manifest = read(folder)
+    if manifest.run_id != run_id:
+        raise BadCheckpoint(f"it belongs to run {manifest.run_id!r}")
+    if manifest.step != step:
+        raise BadCheckpoint(f"its manifest is of step {manifest.step}")
+    with ThreadPoolExecutor(min(VERIFY_THREADS, max(1, len(manifest.files)))) as pool:
+        problems = pool.map(lambda item: _problem(folder / item[0], item[1]), manifest.files.items())
+        found = [problem for problem in problems if problem]
+    if found:
+        raise BadCheckpoint("; ".join(found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else ""))
+    return manifest
+
+
+def entry_of(path: Path) -> FileEntry:
+    """Return size and SHA-256 of a file."""
+    return FileEntry(bytes=path.stat().st_size, sha256=_sha256(path))
+
+
+def write(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest durably: after this returns, only the folder's rename is missing from the commit."""
+    with (folder / NAME).open("wb") as out:
+        out.write(manifest.to_bytes())
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _problem(path: Path, entry: FileEntry) -> str:
+    try:
+        size = path.stat().st_size
+        if size != entry.bytes:
+            return f"{path.name} has {size} bytes instead of {entry.bytes}"
+        if _sha256(path) != entry.sha256:
+            return f"{path.name} has other content than was written (checksum)"
+    except FileNotFoundError:
+        return f"{path.name} is missing"
+    except OSError as error:
+        return f"{path.name} cannot be read: {error.strerror or error}"
+    return ""
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _checksum(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,111 @@
+"""What a checkpoint holds: parameters and optimizer moments by name, and each rank's random number generators."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.tensor import DTensor
+
+from llmtrain_api.presets import ModelDimensions
+from llmtrain_trainer.checkpoint.manifest import Manifest
+from llmtrain_trainer.errors import CheckpointError, UserError
+from llmtrain_trainer.optim.adamw import ShardedAdamW
+
+log = logging.getLogger(__name__)
+MOMENTS = ("exp_avg", "exp_avg_sq")
+FIELD_NAMES = {
+    "kv_heads": "kvHeads",
+    "ffn_dim": "ffnDim",
+    "vocab_size": "vocabSize",
+    "sequence_length": "sequenceLength",
+}
+
+
+def tensors(optimizer: ShardedAdamW) -> dict[str, Tensor]:
+    """Return every sharded tensor of the training state by name, as DTensors that share the live memory."""
+    state: dict[str, Tensor] = {}
+    for name, parameter in optimizer.parameters.items():
+        state[f"model.{name}"] = parameter.detach()
+        for moment in MOMENTS:
+            local = optimizer.inner.state[optimizer.shards[name]][moment]
+            state[f"optimizer.{moment}.{name}"] = _like(parameter, local)
+    return state
+
+
+def snapshot(optimizer: ShardedAdamW, rank: int) -> dict[str, Any]:
+    """Return a copy of the state in host memory, which training can no longer change."""
+    state: dict[str, Any] = {}
+    for name, tensor in tensors(optimizer).items():
+        if isinstance(tensor, DTensor):
+            state[name] = _with_local(tensor, tensor.to_local().to("cpu", copy=True))
+        else:
+            state[name] = tensor.to("cpu", copy=True)
+    return {**state, **random_state(rank)}
+
+
+def random_state(rank: int) -> dict[str, Tensor]:
+    """Return this rank's generators as byte tensors under names of its own."""
+    state = {f"random.{rank}.cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state[f"random.{rank}.cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore(folder: Path, manifest: Manifest, optimizer: ShardedAdamW, *, rank: int, world_size: int) -> None:
+    """Load a verified checkpoint into the live state. Needs no other rank: each reads what its own shards need.
+
+    Raises:
+        CheckpointError: it cannot be read although it verified.
+    """
+    state: dict[str, Any] = dict(tensors(optimizer))
+    same_layout = manifest.world_size == world_size
+    generators = random_state(rank) if same_layout else {}
+    try:
+        dcp.load({**state, **generators}, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+    except (CheckpointException, RuntimeError, KeyError, ValueError, OSError) as error:
+        raise CheckpointError(f"the checkpoint {folder} verifies but cannot be loaded: {error}") from error
+    for held in optimizer.inner.state.values():
+        held["step"].fill_(manifest.step)
+    if same_layout:
+        torch.set_rng_state(generators[f"random.{rank}.cpu"])
+        if (cuda := generators.get(f"random.{rank}.cuda")) is not None:
+            torch.cuda.set_rng_state(cuda)
+    else:
+        log.warning(
+            "the checkpoint was made by %d ranks, now there are %d: random generators start anew from the seed",
+            manifest.world_size,
+            world_size,
+        )
+
+
+def check_model(manifest: Manifest, wanted: ModelDimensions) -> None:
+    """Refuse to load a checkpoint of another model.
+
+    Raises:
+        UserError: naming the first dimension that differs.
+    """
+    held, asked = manifest.model.model_dump(), wanted.model_dump()
+    for field, value in asked.items():
+        if held[field] != value:
+            raise UserError(
+                f"model.{FIELD_NAMES.get(field, field)}",
+                value,
+                f"the checkpoint of step {manifest.step} in the job's store was made with {held[field]}",
+                allowed=f"{held[field]}, as long as the job goes on from its checkpoints",
+                fix="set it back, or give the changed model a new checkpoint.store",
+            )
+
+
+def _like(parameter: Tensor, local: Tensor) -> Tensor:
+    return _with_local(parameter, local) if isinstance(parameter, DTensor) else local
+
+
+def _with_local(like: DTensor, local: Tensor) -> DTensor:
+    """Wrap `local` as the shard of a tensor laid out as `like`. Unlike DTensor.from_local it leaves it on its device."""
+    return DTensor(local, like._spec, requires_grad=False)

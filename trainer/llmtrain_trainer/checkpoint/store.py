@@ -1,0 +1,234 @@
+"""The folder of a run's checkpoints: who owns it, what lies in it, how a checkpoint appears in it and leaves it.
+
+    owner.json                      the run that this folder belongs to
+    metrics.jsonl                   one line per step (written by metrics/)
+    step-00000100/                  a committed checkpoint: run.json, shards, .metadata, manifest.json
+    step-00000200.attempt-3.tmp/    one being written; becomes step-00000200 by a rename
+
+Only folders whose run.json names our run are ever changed, and in them only files that we wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmtrain_trainer.checkpoint import manifest as manifests
+from llmtrain_trainer.checkpoint.manifest import BadCheckpoint, Manifest
+from llmtrain_trainer.errors import CheckpointError, UserError
+
+OWNER = "owner.json"
+MARKER = "run.json"
+FIELD = "checkpoint.store"
+COMMITTED_NAME = re.compile(r"step-(\d+)")
+STAGING_NAME = re.compile(r"step-(\d+)\.attempt-(\d+)\.tmp")
+OUR_FILES = re.compile(r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|manifest\.json|run\.json")
+OWNER_VISIBLE_SECONDS = 20.0
+"""How long a network file system may take to show rank 0's file to another node."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """What a restart goes on from."""
+
+    manifest: Manifest | None
+    """None: from the beginning."""
+    skipped: tuple[str, ...]
+    """Newer checkpoints that do not verify, each with the reason."""
+
+
+class CheckpointStore:
+    """Rank 0's hand on the folder; other ranks only write their shards into staging()."""
+
+    def __init__(self, root: Path, *, uri: str, run_id: str, attempt: int) -> None:
+        self.root = root
+        self._uri = uri
+        self._run_id = run_id
+        self._attempt = attempt
+
+    def claim(self) -> str:
+        """Make the folder ours, or find that it is. Returns the owner file's content.
+
+        Raises:
+            UserError: the folder cannot be made or written, or belongs to another run.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            content = self._create_owner()
+            probe = self.root / f".probe-{uuid.uuid4().hex}"
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise self._wrong(
+                f"the folder {self.root} cannot be written: {error.strerror or error}",
+                allowed="a folder that every worker can write",
+                fix="correct the address or its permissions, or mount a writable volume",
+            ) from error
+        self._check_owner(content)
+        return content
+
+    def expect(self, owner: str) -> None:
+        """Check, on another rank, that this worker sees the very folder that rank 0 claimed and may write it.
+
+        Raises:
+            UserError: it does not.
+        """
+        deadline = time.monotonic() + OWNER_VISIBLE_SECONDS
+        while (seen := self._read_owner()) != owner:
+            if seen is not None or time.monotonic() > deadline:
+                raise self._wrong(
+                    f"this worker sees another folder at {self.root} than worker 0",
+                    allowed="one folder that all workers share",
+                    fix="use a volume with access mode ReadWriteMany, or the same shared path on every node",
+                )
+            time.sleep(0.1)
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            raise self._wrong(
+                f"this worker may not write {self.root}",
+                allowed="a folder that every worker can write",
+                fix="correct its permissions",
+            )
+
+    def _create_owner(self) -> str:
+        """Write the owner file unless there is one: whole at once, by a link, so that two runs cannot both win."""
+        if (existing := self._read_owner()) is not None:
+            return existing
+        content = json.dumps({"runId": self._run_id, "id": uuid.uuid4().hex, "createdAt": time.time()})
+        temporary = self.root / f".owner-{uuid.uuid4().hex}"
+        try:
+            _write_durably(temporary, content)
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, self.root / OWNER)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _fsync_folder(self.root)
+        return (self.root / OWNER).read_text(encoding="utf-8")
+
+    def _read_owner(self) -> str | None:
+        try:
+            return (self.root / OWNER).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def _check_owner(self, content: str) -> None:
+        try:
+            owner = json.loads(content)["runId"]
+        except (ValueError, KeyError, TypeError):
+            owner = f"(unreadable {OWNER})"
+        if owner != self._run_id:
+            raise self._wrong(
+                f"the folder belongs to the run {owner!r}, this is {self._run_id!r}",
+                allowed="a folder of its own for each job",
+                fix=f"choose another folder, or, if that run is no longer needed, remove {self.root / OWNER}",
+            )
+
+    def _wrong(self, problem: str, *, allowed: str, fix: str) -> UserError:
+        return UserError(FIELD, self._uri, problem, allowed=allowed, fix=fix)
+
+    def committed_path(self, step: int) -> Path:
+        return self.root / f"step-{step:08d}"
+
+    def staging_path(self, step: int) -> Path:
+        return self.root / f"step-{step:08d}.attempt-{self._attempt}.tmp"
+
+    def begin(self, step: int) -> Path:
+        """Make the staging folder of this attempt, marked as ours before anything else is in it."""
+        path = self.staging_path(step)
+        self._remove(path)
+        path.mkdir()
+        _write_durably(path / MARKER, json.dumps({"runId": self._run_id, "step": step, "attempt": self._attempt}))
+        return path
+
+    def commit(self, manifest: Manifest) -> Path:
+        """Turn the staging folder into a checkpoint: manifest, rename, each made durable before the next.
+
+        Raises:
+            CheckpointError: a file that a rank reported is not there.
+            OSError: the store cannot be written.
+        """
+        staging, target = self.staging_path(manifest.step), self.committed_path(manifest.step)
+        missing = [name for name in manifest.files if not (staging / name).is_file()]
+        if missing:
+            raise CheckpointError(f"{', '.join(missing[:3])} not in {staging}: do all workers share {self._uri}?")
+        manifests.write(staging, manifest)
+        _fsync_folder(staging)
+        if target.exists():  # one of this step that did not verify when this attempt started
+            aside = self.root / f"{target.name}.replaced-by-attempt-{self._attempt}"
+            target.rename(aside)
+            staging.rename(target)
+            self._remove(aside)
+        else:
+            staging.rename(target)
+        _fsync_folder(self.root)
+        return target
+
+    def newest_good(self) -> Resume:
+        """Return the newest checkpoint of which every byte verifies, and why newer ones do not."""
+        skipped: list[str] = []
+        for step, path in sorted(self._numbered(COMMITTED_NAME), reverse=True):
+            try:
+                return Resume(manifests.verify(path, run_id=self._run_id, step=step), tuple(skipped))
+            except BadCheckpoint as error:
+                skipped.append(f"{path.name}: {error}")
+        return Resume(None, tuple(skipped))
+
+    def unfinished(self) -> list[str]:
+        """Return the names of half-written checkpoints that earlier attempts left."""
+        return sorted(path.name for _, path in self._numbered(STAGING_NAME) if self._is_ours(path))
+
+    def clear_unfinished(self) -> None:
+        """Remove what earlier attempts left half-written."""
+        for _, path in self._numbered(STAGING_NAME):
+            self._remove(path)
+
+    def retire(self, keep: int, *, newest: int) -> None:
+        """Remove our committed checkpoints but the newest `keep` of those up to step `newest`, which is kept always."""
+        steps = sorted((step, path) for step, path in self._numbered(COMMITTED_NAME) if step <= newest)
+        for _, path in steps[:-keep]:
+            self._remove(path)
+
+    def _numbered(self, pattern: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
+        for path in self.root.iterdir():
+            if (match := pattern.fullmatch(path.name)) and path.is_dir() and not path.is_symlink():
+                yield int(match[1]), path
+
+    def _is_ours(self, path: Path) -> bool:
+        try:
+            return bool(json.loads((path / MARKER).read_text(encoding="utf-8"))["runId"] == self._run_id)
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def _remove(self, path: Path) -> None:
+        """Remove one of our folders: the manifest first, so that it no longer counts, the marker last.
+
+        What is not ours stays, a foreign file in our folder too (and then the folder with it).
+        """
+        if not self._is_ours(path):
+            return
+        names = [p.name for p in path.iterdir() if OUR_FILES.fullmatch(p.name)]
+        for name in sorted(names, key=lambda n: {manifests.NAME: 0, MARKER: 2}.get(n, 1)):
+            (path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+def _write_durably(path: Path, content: str) -> None:
+    with path.open("x", encoding="utf-8") as out:
+        out.write(content)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _fsync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

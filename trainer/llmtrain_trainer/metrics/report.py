@@ -1,0 +1,174 @@
+"""What a step achieved, told to everybody who listens: metrics.jsonl, stdout, a person's terminal, the agent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from llmtrain_api.sync import Progress
+from llmtrain_trainer.checkpoint.manager import Committed
+from llmtrain_trainer.config import RunConfig
+
+METRICS = "metrics.jsonl"
+BAR_WIDTH = 24
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step, as it is written to metrics.jsonl."""
+
+    run_id: str
+    attempt: int
+    step: int
+    loss: float
+    """Mean over the tokens of the global batch, nats per token."""
+    grad_norm: float
+    """Of the whole gradient, before clipping."""
+    learning_rate: float
+    tokens: int
+    """Seen since the beginning."""
+    tokens_per_second: float
+    """Over all ranks."""
+    step_seconds: float
+    split: dict[str, float]
+    """Seconds of rank 0 per part of the step."""
+    memory_bytes: int
+    """Highest use of rank 0: of the GPU, or resident on a CPU."""
+    time: float
+    """Unix seconds when the step ended."""
+
+
+class Reporter:
+    """Rank 0's voice; on other ranks every method does nothing."""
+
+    def __init__(self, config: RunConfig, store_root: Path) -> None:
+        self._config = config
+        self._speaks = config.is_first
+        self._file: TextIO | None = open_for_lines(store_root / METRICS) if self._speaks else None
+        self._terminal = self._speaks and sys.stdout.isatty()
+        self._socket = _socket() if self._speaks and config.launch.progress_socket else None
+        self._first: tuple[int, float] | None = None
+        self._progress: Progress | None = None
+        self.resumed_from = -1
+        self.skipped: tuple[str, ...] = ()
+
+    def event(self, name: str, **facts: Any) -> None:
+        """Say once what happened, as one JSON line on stdout."""
+        if self._speaks:
+            self._print(
+                json.dumps({"event": name, "attempt": self._config.launch.attempt, "time": time.time(), **facts})
+            )
+
+    def step(self, record: StepRecord, committed: Committed | None) -> None:
+        """Tell everybody about a finished step."""
+        if not self._speaks:
+            return
+        line = json.dumps(asdict(record))
+        if self._file is not None:
+            self._file.write(line + "\n")
+            self._file.flush()
+        if self._terminal:
+            self._draw(record)
+        else:
+            self._print(line)
+        self._first = self._first or (record.step, record.time)
+        self._progress = Progress(
+            attempt=record.attempt,
+            step=record.step,
+            first_step=self._first[0],
+            first_step_at=self._first[1],
+            steps=self._config.spec.training.steps,
+            tokens=record.tokens,
+            loss=record.loss,
+            gradient_norm=record.grad_norm,
+            tokens_per_second=record.tokens_per_second,
+            memory_bytes=record.memory_bytes,
+            step_at=record.time,
+            resumed_from=self.resumed_from,
+            skipped_checkpoints="; ".join(self.skipped)[:1024],
+        )
+        self.tell_agent(committed)
+
+    def already_done(self, step: int, loss: float, committed: Committed | None) -> None:
+        """Tell the agent about a run that was complete before this attempt made a step."""
+        now = time.time()
+        self._progress = Progress(
+            attempt=self._config.launch.attempt,
+            step=step,
+            first_step=step,
+            first_step_at=now,
+            steps=self._config.spec.training.steps,
+            tokens=step * self._config.tokens_per_step,
+            loss=loss,
+            step_at=now,
+            resumed_from=self.resumed_from,
+            skipped_checkpoints="; ".join(self.skipped)[:1024],
+        )
+        self.tell_agent(committed)
+
+    def tell_agent(self, committed: Committed | None) -> None:
+        """Send the newest progress and checkpoint as one datagram; dropped when nobody listens or the queue is full."""
+        if self._socket is None or self._progress is None:
+            return
+        update = {"checkpoint_step": committed.step, "checkpoint_at": committed.at} if committed else {}
+        message = json.dumps(self._progress.model_copy(update=update).to_wire()).encode()
+        with contextlib.suppress(OSError):
+            self._socket.sendto(message, self._config.launch.progress_socket)
+
+    def close(self) -> None:
+        """Make what was written durable."""
+        if self._terminal:
+            self._print("")
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.fsync(self._file.fileno())
+            self._file.close()
+
+    def _draw(self, record: StepRecord) -> None:
+        steps = self._config.spec.training.steps
+        filled = BAR_WIDTH * record.step // steps
+        left = (steps - record.step) * record.step_seconds
+        sys.stdout.write(
+            f"\r[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] step {record.step}/{steps}  loss {record.loss:.4f}  "
+            f"grad {record.grad_norm:.3f}  lr {record.learning_rate:.2e}  {record.tokens_per_second:,.0f} tok/s  "
+            f"{record.step_seconds * 1e3:.0f} ms/step  {left:.0f} s left \x1b[K"
+        )
+        sys.stdout.flush()
+
+    @staticmethod
+    def _print(line: str) -> None:
+        print(line, flush=True)
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Return the most memory this rank has held: allocated on its GPU, or resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def open_for_lines(path: Path) -> TextIO:
+    """Open for appending whole lines: a line that a killed attempt left half-written is ended first."""
+    with path.open("ab+") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+    return path.open("a", encoding="utf-8")
+
+
+def _socket() -> socket.socket:
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    channel.setblocking(False)
+    return channel

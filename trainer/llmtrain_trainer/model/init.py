@@ -1,0 +1,43 @@
+"""The first values of every parameter: a pure function of (seed, name, row), so that every layout starts alike."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+ROWS_PER_DRAW = 256
+"""Rows drawn from one generator. A rank draws only the blocks that its shard touches."""
+BASE_STD = 0.02
+
+
+def standard_deviation(name: str, layers: int) -> float | None:
+    """Return the spread of a parameter's first values, or None for a norm's scale, which starts at one.
+
+    What writes into the residual stream is scaled by 1/sqrt(2 * layers) (Radford et al. 2019, GPT-2).
+    """
+    module = name.rsplit(".", 2)[-2]
+    if module.endswith("norm"):
+        return None
+    return BASE_STD / math.sqrt(2 * layers) if module in ("wo", "down") else BASE_STD
+
+
+def fill_rows(rows: Tensor, first_row: int, *, name: str, seed: int, std: float) -> None:
+    """Fill `rows` [n, ...], which are rows first_row .. first_row + n of the whole parameter, in place.
+
+    Drawn on the CPU in fp32, whatever the device, so that a GPU and a CPU start from the same model.
+    """
+    end = first_row + rows.shape[0]
+    for block in range(first_row // ROWS_PER_DRAW, -(-end // ROWS_PER_DRAW)):
+        start = block * ROWS_PER_DRAW
+        generator = torch.Generator().manual_seed(_seed_of(seed, name, block))
+        drawn = torch.empty(ROWS_PER_DRAW, *rows.shape[1:]).normal_(0.0, std, generator=generator)
+        low, high = max(start, first_row), min(start + ROWS_PER_DRAW, end)
+        rows[low - first_row : high - first_row].copy_(drawn[low - start : high - start])
+
+
+def _seed_of(seed: int, name: str, block: int) -> int:
+    digest = hashlib.sha256(f"{seed}/{name}/{block}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

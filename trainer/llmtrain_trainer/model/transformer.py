@@ -1,0 +1,129 @@
+"""A decoder-only transformer of the Llama family: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+
+Shape suffixes:
+    B  sequences in the micro-batch      L  tokens per sequence       D  width of the residual stream
+    H  query heads                       K  key/value heads           E  width of one head (D / H)
+    F  width of the feed-forward         V  vocabulary
+
+Sources: Touvron et al. 2023 (LLaMA, arXiv:2302.13971), Zhang and Sennrich 2019 (RMSNorm), Su et al. 2021 (RoPE),
+Ainslie et al. 2023 (GQA), Shazeer 2020 (SwiGLU).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from llmtrain_api.presets import ModelDimensions
+
+
+class RMSNorm(nn.Module):
+    """Scale to unit root mean square, in fp32 whatever the input's type."""
+
+    def __init__(self, dim: int, epsilon: float) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.weight = nn.Parameter(torch.empty(dim))
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        x32_BLD = x_BLD.float()
+        scale_BL1 = torch.rsqrt(x32_BLD.square().mean(-1, keepdim=True) + self.epsilon)
+        return (x32_BLD * scale_BL1).to(x_BLD.dtype) * self.weight
+
+
+def rotary_tables(dims: ModelDimensions, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine, fp32 [L, E/2], of every position and frequency.
+
+    Computed in float64 so that every device and layout rounds to the same tables.
+    """
+    exponent = torch.arange(0, dims.head_dim, 2, dtype=torch.float64) / dims.head_dim
+    frequency = dims.rope_theta**-exponent
+    angle = torch.outer(torch.arange(dims.sequence_length, dtype=torch.float64), frequency)
+    return angle.cos().float().to(device), angle.sin().float().to(device)
+
+
+def rotate(x_BLHE: Tensor, cos_LE: Tensor, sin_LE: Tensor) -> Tensor:
+    """Rotate the two halves of each head by the position's angles (tables are [L, E/2])."""
+    first, second = x_BLHE.float().chunk(2, dim=-1)
+    cos, sin = cos_LE[None, :, None, :], sin_LE[None, :, None, :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BLHE.dtype)
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention."""
+
+    def __init__(self, dims: ModelDimensions) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = dims.heads, dims.kv_heads, dims.head_dim
+        self.wq = nn.Linear(dims.dim, dims.heads * dims.head_dim, bias=False)
+        self.wk = nn.Linear(dims.dim, dims.kv_heads * dims.head_dim, bias=False)
+        self.wv = nn.Linear(dims.dim, dims.kv_heads * dims.head_dim, bias=False)
+        self.wo = nn.Linear(dims.heads * dims.head_dim, dims.dim, bias=False)
+
+    def forward(self, x_BLD: Tensor, cos_LE: Tensor, sin_LE: Tensor) -> Tensor:
+        B, L, _ = x_BLD.shape
+        q_BHLE = rotate(self.wq(x_BLD).view(B, L, self.heads, self.head_dim), cos_LE, sin_LE).transpose(1, 2)
+        k_BKLE = rotate(self.wk(x_BLD).view(B, L, self.kv_heads, self.head_dim), cos_LE, sin_LE).transpose(1, 2)
+        v_BKLE = self.wv(x_BLD).view(B, L, self.kv_heads, self.head_dim).transpose(1, 2)
+        grouped = self.kv_heads != self.heads
+        if grouped and not x_BLD.is_cuda:
+            # The CPU's flash kernel takes no groups; without this, torch falls back to materialising the scores.
+            repeat = self.heads // self.kv_heads
+            k_BKLE, v_BKLE = k_BKLE.repeat_interleave(repeat, dim=1), v_BKLE.repeat_interleave(repeat, dim=1)
+            grouped = False
+        o_BHLE = F.scaled_dot_product_attention(q_BHLE, k_BKLE, v_BKLE, is_causal=True, enable_gqa=grouped)
+        return self.wo(o_BHLE.transpose(1, 2).reshape(B, L, self.heads * self.head_dim))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, dims: ModelDimensions) -> None:
+        super().__init__()
+        self.gate = nn.Linear(dims.dim, dims.ffn_dim, bias=False)
+        self.up = nn.Linear(dims.dim, dims.ffn_dim, bias=False)
+        self.down = nn.Linear(dims.ffn_dim, dims.dim, bias=False)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x_BLD)) * self.up(x_BLD))
+
+
+class Block(nn.Module):
+    """One pre-norm layer."""
+
+    def __init__(self, dims: ModelDimensions) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(dims.dim, dims.norm_epsilon)
+        self.attention = Attention(dims)
+        self.feed_forward_norm = RMSNorm(dims.dim, dims.norm_epsilon)
+        self.feed_forward = FeedForward(dims)
+
+    def forward(self, x_BLD: Tensor, cos_LE: Tensor, sin_LE: Tensor) -> Tensor:
+        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), cos_LE, sin_LE)
+        return x_BLD + self.feed_forward(self.feed_forward_norm(x_BLD))
+
+
+class Transformer(nn.Module):
+    """Tokens to logits. Layers live in a ModuleDict so that a pipeline stage can drop some and keep the names."""
+
+    def __init__(self, dims: ModelDimensions) -> None:
+        super().__init__()
+        self.dims = dims
+        self.embedding = nn.Embedding(dims.vocab_size, dims.dim)
+        self.layers = nn.ModuleDict({str(i): Block(dims) for i in range(dims.layers)})
+        self.norm = RMSNorm(dims.dim, dims.norm_epsilon)
+        self.output = nn.Linear(dims.dim, dims.vocab_size, bias=False)
+
+    def forward(self, tokens_BL: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """Return logits [B, L, V] in the compute type. `rotary` comes from rotary_tables."""
+        x_BLD = self.embedding(tokens_BL)
+        for layer in self.layers.values():
+            x_BLD = layer(x_BLD, *rotary)
+        logits_BLV: Tensor = self.output(self.norm(x_BLD))
+        return logits_BLV
+
+
+def loss_sum(logits_BLV: Tensor, targets_BL: Tensor) -> Tensor:
+    """Return the summed cross-entropy, fp32 scalar. The caller divides by the tokens of the whole global batch."""
+    return F.cross_entropy(logits_BLV.float().flatten(0, 1), targets_BL.flatten(), reduction="sum")

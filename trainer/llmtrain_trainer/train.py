@@ -1,0 +1,203 @@
+"""The training loop: load, step, save and report."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from llmtrain_api.constants import ExitCode
+from llmtrain_trainer.checkpoint.manager import CheckpointManager, Position
+from llmtrain_trainer.config import RunConfig
+from llmtrain_trainer.data.loader import BatchPlan, open_data
+from llmtrain_trainer.distributed import Ranks
+from llmtrain_trainer.errors import NumericsError
+from llmtrain_trainer.metrics.report import Reporter, StepRecord, memory_bytes
+from llmtrain_trainer.metrics.timer import StepTimer
+from llmtrain_trainer.model.transformer import Transformer, loss_sum, rotary_tables
+from llmtrain_trainer.optim.adamw import ShardedAdamW
+from llmtrain_trainer.optim.schedule import learning_rate
+from llmtrain_trainer.parallel import apply
+from llmtrain_trainer.parallel.mesh import ParallelShape
+from llmtrain_trainer.stopping import StopRequest
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks learn from the one reduction at the end of a step's backward pass."""
+
+    loss: float
+    grad_norm: float
+    stop: bool
+
+
+class StartPhases:
+    """How long each phase of starting took, in seconds."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - started, 4)
+
+
+class Trainer:
+    """One rank of a training run, from the agreed starting point to the last step or the order to stop."""
+
+    def __init__(self, config: RunConfig, ranks: Ranks, phases: StartPhases) -> None:
+        self.config = config
+        self.phases = phases
+        self.stop = StopRequest()
+        self.timer = StepTimer(config.device)
+        self.training = config.spec.training
+        self.shape = ParallelShape.of(ranks.world_size, replicate=config.spec.parallelism.replicate)
+        self.data_rank = self.shape.data_index(ranks.rank)
+        self.plan = BatchPlan(self.training.global_batch_size, self.training.micro_batch_size, self.shape.data_ranks)
+        with phases.phase("checkpoint_verify"):
+            self.checkpoints = CheckpointManager(config, ranks)
+            self.resume = self.checkpoints.open()
+        self.reporter = Reporter(config, self.checkpoints.root)
+        with phases.phase("data"):
+            self.data = open_data(config, ranks)
+            self.checkpoints.data_fingerprint = self.data.fingerprint
+
+    def train(self) -> ExitCode:
+        """Train to the last step, or to the step in which SIGTERM was agreed on; both end in a committed checkpoint.
+
+        Raises:
+            UserError, NumericsError, CheckpointError, PeerLostError: see errors.py for what they mean.
+        """
+        position = self._load()
+        if position.step >= self.training.steps:
+            self.reporter.already_done(position.step, position.loss, self.checkpoints.committed)
+            self.reporter.event("finished", step=position.step, already=True)
+            return ExitCode.SUCCESS
+        self.stop.listen()
+        stopped = False
+        while position.step < self.training.steps and not stopped:
+            position, stopped = self._step(position)
+            self.checkpoints.poll()
+            if position.step % self.config.spec.checkpoint.every_steps == 0 and not stopped:
+                self.checkpoints.save(position, self.optimizer)
+        self._save_last(position)
+        self.reporter.event("preempted" if stopped else "finished", step=position.step)
+        return ExitCode.PREEMPTED if position.step < self.training.steps else ExitCode.SUCCESS
+
+    def _load(self) -> Position:
+        """Build the model in this rank's shape and fill it: from the seed, or from the checkpoint that was agreed on."""
+        manifest = self.resume.manifest
+        self.reporter.skipped = self.resume.skipped
+        for reason in self.resume.skipped:
+            self.reporter.event("checkpoint_skipped", reason=reason)
+        if manifest is not None and manifest.step >= self.training.steps:
+            return Position(manifest.step, manifest.samples, manifest.loss)
+        with self.phases.phase("model"):
+            self._build()
+        with self.phases.phase("checkpoint_load" if manifest else "initialise"):
+            if manifest is None:
+                apply.initialise(self.model, self.training.seed)
+                return Position()
+            position = self.checkpoints.restore(manifest, self.optimizer)
+        self.reporter.resumed_from = position.step
+        self.reporter.event("resumed", step=position.step, skipped=list(self.resume.skipped))
+        return position
+
+    def _build(self) -> None:
+        config, parallelism = self.config, self.config.spec.parallelism
+        torch.manual_seed(self.training.seed + config.launch.global_rank)
+        mesh = self.shape.build(config.device.type)
+        with torch.device("meta"):
+            self.model = Transformer(config.dimensions)
+        apply.shard(self.model, mesh, precision=self.training.precision, zero_stage=parallelism.zero_stage)
+        apply.materialise(self.model, config.device)
+        self.rotary = rotary_tables(config.dimensions, config.device)
+        self.optimizer = ShardedAdamW(self.model, self.training.optimizer)
+
+    def _step(self, position: Position) -> tuple[Position, bool]:
+        """Make one optimizer step. Returns where training stands after it, and whether to stop."""
+        step = position.step + 1
+        self.timer.start()
+        loss = self._forward_backward(position.samples)
+        gradients = self.optimizer.gradients()
+        agreed = self._agree(loss, gradients)
+        self.timer.mark("sync_wait")
+        if not (math.isfinite(agreed.loss) and math.isfinite(agreed.grad_norm)):
+            raise NumericsError(f"step {step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}: not finite")
+        clip = self.training.optimizer.gradient_clip_norm
+        if agreed.grad_norm > clip:
+            torch._foreach_mul_(gradients, clip / (agreed.grad_norm + 1e-6))
+        rate = learning_rate(step, self.training)
+        self.optimizer.step(rate)
+        self.timer.mark("optimizer")
+        after = Position(step, position.samples + self.training.global_batch_size, agreed.loss)
+        self._report(after, agreed, rate)
+        return after, agreed.stop
+
+    def _forward_backward(self, consumed: int) -> torch.Tensor:
+        """Accumulate the gradient of the mean loss over the global batch. Returns this rank's share of that mean.
+
+        Gradients are reduced with the last micro-batch only.
+        """
+        device = self.config.device
+        total = torch.zeros((), device=device)
+        for number, (inputs, targets) in enumerate(self.data.loader.step(consumed, self.plan, self.data_rank), 1):
+            self.model.set_requires_gradient_sync(number == self.plan.micro_batches)
+            inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+            self.timer.mark("data_loading")
+            loss = loss_sum(self.model(inputs, self.rotary), targets) / self.config.tokens_per_step
+            self.timer.mark("forward")
+            loss.backward()
+            total += loss.detach()
+            self.timer.mark("backward")
+        return total
+
+    def _agree(self, loss: torch.Tensor, gradients: list[torch.Tensor]) -> Agreement:
+        """Sum loss, squared gradient norm and wish to stop over all ranks, in one float64 reduction.
+
+        Every rank takes the same decisions from it: bits are equal on all ranks, whatever the backend's order.
+        """
+        norms = torch.stack(torch._foreach_norm([g.float() for g in gradients])).double()
+        squared = norms.square().sum() / self.shape.dp_replicate  # replicas hold the same gradient
+        stop = torch.tensor(float(self.stop.asked), dtype=torch.float64, device=loss.device)
+        totals = torch.stack((loss.double(), squared, stop))
+        dist.all_reduce(totals)
+        loss_total, squared_total, stop_total = totals.tolist()
+        return Agreement(loss_total, math.sqrt(squared_total) if squared_total >= 0 else math.nan, stop_total > 0)
+
+    def _report(self, after: Position, agreed: Agreement, rate: float) -> None:
+        seconds, split = self.timer.finish()
+        record = StepRecord(
+            run_id=self.config.launch.run_id,
+            attempt=self.config.launch.attempt,
+            step=after.step,
+            loss=agreed.loss,
+            grad_norm=agreed.grad_norm,
+            learning_rate=rate,
+            tokens=after.step * self.config.tokens_per_step,
+            tokens_per_second=self.config.tokens_per_step / seconds,
+            step_seconds=seconds,
+            split=split,
+            memory_bytes=memory_bytes(self.config.device),
+            time=time.time(),
+        )
+        self.checkpoints.poll()
+        self.reporter.step(record, self.checkpoints.committed)
+        if "first_step" not in self.phases.seconds:
+            self.phases.seconds["first_step"] = round(seconds, 4)
+            self.reporter.event("started", step=after.step, phases=self.phases.seconds)
+
+    def _save_last(self, position: Position) -> None:
+        self.checkpoints.wait()
+        committed = self.checkpoints.committed
+        if committed is None or committed.step != position.step:
+            self.checkpoints.save(position, self.optimizer)
+            self.checkpoints.wait()
+        self.reporter.tell_agent(self.checkpoints.committed)
