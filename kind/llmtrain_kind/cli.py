@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -111,12 +112,14 @@ def _down(options: argparse.Namespace) -> None:
     start = time.monotonic()
     with _cluster_lock(name):
         existing = settings_file.load(name)
-        if existing is None:
+        if existing:
+            open_provider(existing.provider, existing).down()
+            say(f"cluster {name} is gone, after {time.monotonic() - start:.1f} s")
+        else:
             slots.give_back(name)
             say(f"there is no cluster {name}")
-            return
-        open_provider(existing.provider, existing).down()
-    say(f"cluster {name} is gone, after {time.monotonic() - start:.1f} s")
+        shutil.rmtree(settings_file.failed_logs_folder(name), ignore_errors=True)
+        _lock_path(name).unlink()
 
 
 def _status(options: argparse.Namespace) -> None:
@@ -183,4 +186,8 @@ def _existing(name: str) -> tuple[ClusterSettings, Provider]:
 
 def _cluster_lock(name: str) -> AbstractContextManager[int]:
     waiting = f"waiting for another kind/cluster command at work on {name}"
-    return locked(clusters_folder() / f".{settings_file.check_name(name)}.lock", waiting)
+    return locked(_lock_path(name), waiting)
+
+
+def _lock_path(name: str) -> Path:
+    return clusters_folder() / f".{settings_file.check_name(name)}.lock"

@@ -261,7 +261,7 @@ class LocalProvider:
         }
 
     def _keep_logs(self) -> Path:
-        kept = self._settings.state.with_name(f"{self._settings.name}.failed-logs")
+        kept = settings_file.failed_logs_folder(self._settings.name)
         shutil.rmtree(kept, ignore_errors=True)
         if (self._settings.state / "log").exists():
             shutil.copytree(self._settings.state / "log", kept)

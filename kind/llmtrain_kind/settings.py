@@ -42,6 +42,11 @@ def state_folder(name: str) -> Path:
     return clusters_folder() / name
 
 
+def failed_logs_folder(name: str) -> Path:
+    """Where the logs of a start that failed are kept, beside the state folder."""
+    return clusters_folder() / f"{name}.failed-logs"
+
+
 def save(settings: ClusterSettings) -> None:
     """Write settings.json, whole or not at all."""
     settings.state.mkdir(parents=True, exist_ok=True)

@@ -14,8 +14,8 @@ _MEDIA = "application/vnd.oci.image"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def write(program: Path, archive: Path) -> None:
-    """Write an OCI archive (image layout in a tar, opencontainers/image-spec) holding ``program`` as /pause."""
+def write(program: Path, archive: Path, name: str = PAUSE_IMAGE) -> None:
+    """Write an OCI archive (image layout in a tar, opencontainers/image-spec) that holds ``program`` as /pause."""
     layer = _tar({"pause": program.read_bytes()}, mode=0o755)
     config = _json(
         {
@@ -34,7 +34,7 @@ def write(program: Path, archive: Path) -> None:
         }
     )
     entry = _descriptor("manifest.v1+json", manifest)
-    entry["annotations"] = {"io.containerd.image.name": PAUSE_IMAGE}
+    entry["annotations"] = {"io.containerd.image.name": name}
     blobs = {f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}": blob for blob in (layer, config, manifest)}
     index = _json({"schemaVersion": 2, "manifests": [entry]})
     archive.write_bytes(_tar({"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": index, **blobs}))
