@@ -75,6 +75,7 @@ class Agent:
         await self._client.close()
         self._host.close()
         self._sweep()
+        self._inbox.close()
         self._folder.remove()
         return code
 

@@ -30,12 +30,15 @@ class ProgressInbox:
         self._log = log
         self._arrived = arrived
         self._complained = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._socket.bind(str(path))
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have `arrived` called from now on."""
         loop.add_reader(self._socket, self._readable)
+        self._loop = loop
 
     def expect(self, attempt: int) -> None:
         """From now on only this attempt counts."""
@@ -53,6 +56,11 @@ class ProgressInbox:
             except (BlockingIOError, InterruptedError):
                 return news
             news = self._take(data) or news
+
+    def close(self) -> None:
+        if self._loop:
+            self._loop.remove_reader(self._socket)
+        self._socket.close()
 
     def _readable(self) -> None:
         if self.drain():

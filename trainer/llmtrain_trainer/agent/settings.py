@@ -69,7 +69,8 @@ class Settings:
 
 def _url(text: str) -> str:
     parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    # Looking at the port raises ValueError where it is none.
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0 or parts.query or parts.fragment:
         raise ValueError(text)
     return text.rstrip("/")
 

@@ -238,9 +238,11 @@ class Supervisor:
         rank.kill_at = kill_at if rank.kill_at is None else min(rank.kill_at, kill_at)
 
     def _kill_overdue(self) -> None:
-        """Kill the ranks whose time is over, and come back when the next one's is."""
+        """Kill the ranks whose time is over, and come back when the next one's is, or our patience ends."""
         now = self._loop.time()
         pending: list[float] = []
+        if self._leaving and self._starting:
+            pending.append(self._leaving.since + KILL_PATIENCE_SECONDS)
         for rank in self._gang.running:
             if rank.kill_at is None:
                 continue
