@@ -69,12 +69,18 @@ class ObjectCache:
             self._remove(key)
             self._on_change(known)
 
-    def replace(self, objects: Iterable[Object], list_version: str) -> int:
-        """Take in a complete list; what it lacks and is not newer than the list is gone. Return how many were wrong."""
+    def replace(self, objects: Iterable[Object], list_version: str, namespace: str | None) -> int:
+        """Take in a complete list (of all namespaces with None); what it lacks and is not newer than it is gone.
+
+        Returns how many objects were not known as listed.
+        """
+        objects = list(objects)
         listed = {_uid(obj) for obj in objects}
         repaired = sum(self.put(obj) for obj in objects)
         limit = _number(list_version)
         for obj in self:
+            if namespace is not None and obj["metadata"].get("namespace") != namespace:
+                continue
             version = _number(obj["metadata"].get("resourceVersion"))
             if _uid(obj) not in listed and limit is not None and version is not None and version <= limit:
                 self.gone(obj)

@@ -81,12 +81,17 @@ class Reconciler:
         self._enqueue = enqueue
         self._listener = listener
         self._clock = clock
+        self._observing_since: float | None = None
         self._writes = asyncio.Semaphore(CONCURRENT_WRITES)
         self._waiting_for: defaultdict[str, set[JobKey]] = defaultdict(set)
         """Owner of a store to the jobs that wait for it to finish."""
 
     def admit_all(self) -> None:
-        """Make every job and worker known to the hub, so that no agent is refused while its job awaits its turn."""
+        """Make every job and worker known to the hub, so that no agent is refused while its job awaits its turn.
+
+        To be called when agents can reach this process: from now on silence means something.
+        """
+        self._observing_since = self._clock()
         for key in self._backend.job_keys():
             manifest = self._backend.job_manifest(key)
             try:
@@ -137,6 +142,7 @@ class Reconciler:
             spec_errors=tuple(self._decisions.spec_errors(job)),
             store_owner=owner,
             policy=self._decisions.policy,
+            observing_since=self._observing_since,
         )
 
     def _manifests(self) -> list[Mapping[str, Any]]:

@@ -1,0 +1,211 @@
+"""The cluster as a backend: reads come from caches that watches feed, writes go to the API server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llmtrain_api.constants import API_VERSION, KIND, LABEL_JOB_UID, MANAGER
+from llmtrain_api.job import LLMTrainJob, Metadata
+from llmtrain_api.status import LLMTrainJobStatus
+from llmtrain_operator.coordinator.token import job_token
+from llmtrain_operator.core.actions import CreateWorker, DeleteWorker, Event
+from llmtrain_operator.core.objects import token_secret
+from llmtrain_operator.core.observed import Worker
+from llmtrain_operator.core.worker_pod import PodSettings, build_pod
+from llmtrain_operator.kube.cache import ObjectCache
+from llmtrain_operator.kube.client import DeleteOptions, KubeClient
+from llmtrain_operator.kube.errors import ConflictError, NotFoundError
+from llmtrain_operator.kube.events import EventRecorder
+from llmtrain_operator.kube.resources import JOBS, PODS, SECRETS, Resource
+from llmtrain_operator.kube.translate import belongs_to, job_of, job_uid_of, to_worker, trouble
+from llmtrain_operator.runtime.backend import JobKey
+
+Object = dict[str, Any]
+
+STATUS_MANAGER = f"{MANAGER}-status"
+POD_SELECTOR = LABEL_JOB_UID
+"""Label selector (the label exists) of all pods that are anybody's worker."""
+SECRET_TRUSTED_SECONDS = 30.0
+"""A token's Secret applied this recently need not be applied again; somebody may delete it any time."""
+NAME_TAKEN_RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class KubeOptions:
+    """What the backend must know of its operator."""
+
+    key: bytes
+    """Makes the jobs' tokens."""
+    pods: PodSettings
+    instance: str
+    """Name of this operator's pod, shown in events."""
+    namespaces: tuple[str, ...] = ()
+    """Empty: all."""
+
+
+class KubeBackend:
+    """Implements runtime.backend.Backend. All methods belong to one event loop."""
+
+    def __init__(self, client: KubeClient, options: KubeOptions, enqueue: Callable[[JobKey], None]) -> None:
+        self._client = client
+        self._options = options
+        self._enqueue = enqueue
+        self._events = EventRecorder(client, options.instance)
+        self._jobs = ObjectCache(self._job_changed)
+        self._pods = ObjectCache(self._pod_changed, group_by=job_uid_of)
+        self._troubled_since: dict[str, float] = {}
+        """Uid of a pod whose container cannot start to when that was first seen."""
+        self._secrets: dict[str, tuple[float, asyncio.Task[None]]] = {}
+        """Uid of a job to when its Secret was last applied, and that write."""
+
+    # ---- what feeds the caches
+
+    def feed(self, resource: Resource, event_type: str | None, obj: Object) -> None:
+        """Take in one watch event of a job or a pod."""
+        cache = self._jobs if resource == JOBS else self._pods
+        if event_type == "DELETED":
+            cache.gone(obj)
+        else:
+            cache.put(obj)
+
+    async def resync(self) -> int:
+        """List everything anew and repair the caches; return how many objects were not known as they are.
+
+        A watch that had to start over (410 Gone) never tells what was deleted meanwhile: only a list does.
+
+        Raises:
+            ApiError: a list failed; the caches are as before or partly repaired.
+        """
+        repaired = 0
+        for namespace in self._options.namespaces or (None,):
+            jobs, version = await self._client.list(JOBS, namespace)
+            repaired += self._jobs.replace(jobs, version, namespace)
+            pods, version = await self._client.list(PODS, namespace, POD_SELECTOR)
+            repaired += self._pods.replace(pods, version, namespace)
+        return repaired
+
+    # ---- reads
+
+    def job_manifest(self, key: JobKey) -> Object | None:
+        return self._jobs.get(key.namespace, key.name)
+
+    def job_keys(self) -> Sequence[JobKey]:
+        return [_key_of(job) for job in self._jobs]
+
+    def workers(self, job: LLMTrainJob) -> Sequence[Worker]:
+        uid = job.metadata.uid
+        pods = [pod for pod in self._pods.group(uid) if belongs_to(pod, uid)]
+        workers = [to_worker(pod, self._troubled_since.get(pod["metadata"]["uid"])) for pod in pods]
+        return [worker for worker in workers if worker is not None]
+
+    # ---- writes
+
+    async def write_status(self, metadata: Metadata, status: LLMTrainJobStatus) -> None:
+        """Apply the whole status, on the condition that the job is still the one it was decided for.
+
+        Raises:
+            ConflictError: the job changed meanwhile (or another operator wrote); the cache has the new state.
+        """
+        body: Object = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {
+                "name": metadata.name,
+                "namespace": metadata.namespace,
+                "uid": metadata.uid,
+                "resourceVersion": metadata.resource_version,
+            },
+            "status": status.to_wire(),
+        }
+        try:
+            written = await self._client.apply(JOBS, body, manager=STATUS_MANAGER, subresource="status")
+        except ConflictError:
+            await self._refresh_job(metadata)
+            raise
+        except NotFoundError:
+            self._jobs.gone({"metadata": metadata.to_wire()})
+            raise
+        self._jobs.put(written)
+
+    async def create_worker(self, job: LLMTrainJob, worker: CreateWorker) -> None:
+        """Create the pod, its job's Secret first. A pod of that name that is the job's own is as good.
+
+        A plain create, not an apply: applying over a terminating pod of a deleted job of the same name would adopt it.
+        """
+        await self._ensure_secret(job)
+        try:
+            created = await self._client.create(PODS, build_pod(job, worker, self._options.pods))
+        except ConflictError:
+            created = await self._client.get(PODS, job.metadata.namespace, worker.name)
+            if not belongs_to(created, job.metadata.uid):
+                owner = "another owner's pod has this name; if it is a leftover it will be gone soon"
+                raise ConflictError(f"create pod {worker.name}: {owner}", 409, NAME_TAKEN_RETRY_SECONDS) from None
+        self._pods.put(created)
+
+    async def delete_worker(self, job: LLMTrainJob, worker: DeleteWorker) -> None:
+        namespace = job.metadata.namespace
+        gone: Object = {"metadata": {"name": worker.name, "namespace": namespace, "uid": worker.uid}}
+        options = DeleteOptions(uid=worker.uid, grace_seconds=worker.grace_seconds)
+        try:
+            last = await self._client.delete(PODS, namespace, worker.name, options)
+        except (NotFoundError, ConflictError):  # deleted already, and maybe another one has its name
+            self._pods.gone(gone)
+            return
+        if last.get("kind") == PODS.kind and last["metadata"].get("deletionTimestamp") and worker.grace_seconds != 0:
+            self._pods.put(last)
+        else:
+            self._pods.gone(gone)
+
+    async def delete_job(self, job: LLMTrainJob) -> None:
+        metadata = job.metadata
+        try:
+            await self._client.delete(JOBS, metadata.namespace, metadata.name, DeleteOptions(uid=metadata.uid))
+        except (NotFoundError, ConflictError):
+            self._jobs.gone({"metadata": metadata.to_wire()})
+
+    async def emit_event(self, job: LLMTrainJob, event: Event) -> None:
+        await self._events.record(job.metadata, event)
+
+    async def _refresh_job(self, metadata: Metadata) -> None:
+        try:
+            self._jobs.put(await self._client.get(JOBS, metadata.namespace, metadata.name))
+        except NotFoundError:
+            self._jobs.gone({"metadata": metadata.to_wire()})
+
+    async def _ensure_secret(self, job: LLMTrainJob) -> None:
+        """Apply the token's Secret; workers that are created together share one write."""
+        uid, now = job.metadata.uid, asyncio.get_running_loop().time()
+        applied_at, write = self._secrets.get(uid, (0.0, None))
+        if write is None or now - applied_at > SECRET_TRUSTED_SECONDS or (write.done() and write.exception()):
+            write = asyncio.create_task(self._apply_secret(job))
+            self._secrets[uid] = (now, write)
+        await asyncio.shield(write)
+
+    async def _apply_secret(self, job: LLMTrainJob) -> None:
+        await self._client.apply(SECRETS, token_secret(job, job_token(self._options.key, job.metadata.uid)))
+
+    # ---- news
+
+    def _job_changed(self, job: Object) -> None:
+        if self._jobs.get(job["metadata"]["namespace"], job["metadata"]["name"]) is None:
+            self._secrets.pop(job["metadata"].get("uid", ""), None)
+        self._enqueue(_key_of(job))
+
+    def _pod_changed(self, pod: Object) -> None:
+        metadata = pod["metadata"]
+        exists = self._pods.get(metadata["namespace"], metadata["name"]) is not None
+        if exists and trouble(pod)[0]:
+            self._troubled_since.setdefault(metadata["uid"], time.time())
+        else:
+            self._troubled_since.pop(metadata["uid"], None)
+        key = job_of(pod)
+        if key is not None:
+            self._enqueue(key)
+
+
+def _key_of(job: Object) -> JobKey:
+    return JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
