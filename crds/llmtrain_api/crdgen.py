@@ -14,7 +14,14 @@ from llmtrain_api.rule import Rule
 from llmtrain_api.rules import RULES
 from llmtrain_api.spec import LLMTrainJobSpec
 from llmtrain_api.status import LLMTrainJobStatus
-from llmtrain_api.structural import Schema, SchemaError, drop_defaults, empty_object_defaults, nodes, structural_schema
+from llmtrain_api.structural import (
+    Schema,
+    SchemaError,
+    complete_object_defaults,
+    drop_defaults,
+    nodes,
+    structural_schema,
+)
 
 MAX_CRD_BYTES = 262_144
 """A client-side `kubectl apply` keeps a copy in an annotation, which may not be larger."""
@@ -53,7 +60,7 @@ def job_schema() -> Schema:
     """Return the structural schema of an LLMTrainJob, without its rules. Do not change it."""
     spec = structural_schema(LLMTrainJobSpec, "spec")
     status = structural_schema(LLMTrainJobStatus, "status")
-    empty_object_defaults(spec)
+    complete_object_defaults(spec)
     drop_defaults(status)
     return {
         "type": "object",
@@ -62,7 +69,7 @@ def job_schema() -> Schema:
         "properties": {
             "apiVersion": {"type": "string", "description": f"{c.API_VERSION}."},
             "kind": {"type": "string", "description": f"{c.KIND}."},
-            "metadata": {"type": "object", "description": "Name, namespace, labels and annotations."},
+            "metadata": {"type": "object"},
             "spec": {**spec, "description": "What is wanted."},
             "status": {**status, "description": "What is: written by the operator alone."},
         },
@@ -161,7 +168,7 @@ def to_yaml(document: dict[str, Any]) -> str:
     """Return block YAML, the same on every machine."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
-    yaml.width = 116
+    yaml.width = 100_000  # a wrapped line would end in a space
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # ruamel declares it as None
     yaml.Representer = _Representer
     text = io.StringIO()

@@ -78,7 +78,7 @@ def _required(schema: Schema, at: str) -> set[str]:
 def _default(node: Schema, required: bool) -> str:
     if required:
         return "**required**"
-    if "default" not in node or node["default"] == {}:
+    if "default" not in node or node["type"] == "object":
         return ""
     return f"`{json.dumps(node['default'])}`"
 

@@ -9,7 +9,7 @@ import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from typing import Any, Literal
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,9 @@ class Term:
 
     cel: str
     of: Callable[[Scope], Any]
-    kind: Literal["int", "string"] = "int"
-
-    def as_text_cel(self) -> str:
-        """A CEL expression of type string."""
-        return f"string({self.cel})" if self.kind == "int" else self.cel
 
     def as_text(self, scope: Scope) -> str:
-        return str(self.of(scope))
+        return shown(self.of(scope))
 
 
 @dataclass(frozen=True)
@@ -73,13 +68,14 @@ class Rule:
 
     def message_cel(self) -> str:
         """A CEL messageExpression that gives the same text as `message_for`."""
-        parts = []
+        # One format() call, not concatenation: the cost of adding string(int) cannot be bounded by an API server.
+        pattern, arguments = "", []
         for literal, name, _, _ in string.Formatter().parse(self._text()):
-            if literal:
-                parts.append(cel_string(literal))
+            pattern += literal.replace("%", "%%")
             if name is not None:
-                parts.append(self._all_terms()[name].as_text_cel())
-        return " + ".join(parts)
+                pattern += "%s"
+                arguments.append(self._all_terms()[name].cel)
+        return f"{cel_string(pattern)}.format([{', '.join(arguments)}])"
 
     def message_without_values(self) -> str:
         """What the API server shows should the expression fail."""
@@ -94,6 +90,15 @@ class Rule:
 
     def _fill(self, text: str, scope: Scope) -> str:
         return text.format_map({name: term.as_text(scope) for name, term in self._all_terms().items()})
+
+
+def shown(value: Any) -> str:
+    """A value as CEL's format() shows it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")
+    return str(value)
 
 
 def cel_string(text: str) -> str:

@@ -22,7 +22,7 @@ _NAME = Rule(
     reads=("metadata.name",),
     cel=f"self.metadata.name.size() <= {MAX_NAME_LENGTH} && !self.metadata.name.contains('.')",
     holds=lambda s: len(s.now["metadata"]["name"]) <= MAX_NAME_LENGTH and "." not in s.now["metadata"]["name"],
-    value=Term("self.metadata.name", lambda s: s.now["metadata"]["name"], "string"),
+    value=Term("self.metadata.name", lambda s: s.now["metadata"]["name"]),
     allowed=f"at most {MAX_NAME_LENGTH} characters and no dot, because pods and host names are made from it",
     fix="choose a shorter name of a-z, 0-9 and '-'",
 )
@@ -35,7 +35,7 @@ def _stays_in_its_folder(at: str) -> Rule:
         reads=("",),
         cel=r"!self.matches('(^|/)[.][.](/|$)')",
         holds=lambda s: ".." not in s.now.split("/"),
-        value=Term("self", lambda s: s.now, "string"),
+        value=Term("self", lambda s: s.now),
         allowed="a path without '..'",
         fix="write the path in full",
     )
@@ -83,7 +83,6 @@ _MODEL_IS_KNOWN = Rule(
         "'a model without preset and without'"
         + "".join(f" + (has(self.{name}) ? '' : {cel_string(' ' + name)})" for name in _DIMENSIONS),
         lambda s: "a model without preset and without " + " ".join(n for n in _DIMENSIONS if n not in s.now),
-        "string",
     ),
     allowed=f"preset ({', '.join(PRESETS)}), or all of {', '.join(_DIMENSIONS)}",
     fix="add preset, or the dimensions that are missing",
@@ -163,7 +162,7 @@ _REPLICATE_DIVIDES_WORLD = Rule(
     cel=f"{_WORLD.cel} % self.parallelism.replicate == 0",
     holds=lambda s: _WORLD.of(s) % s.now["parallelism"]["replicate"] == 0,
     value=Term("self.parallelism.replicate", lambda s: s.now["parallelism"]["replicate"]),
-    allowed="a divisor of the number of ranks, {world} ({replicas} workers of {ranks})",
+    allowed="a divisor of the number of ranks, {world} (workers.replicas {replicas} x {ranks} ranks)",
     fix="change parallelism.replicate, workers.replicas or workers.ranksPerWorker",
     terms={"world": _WORLD, "replicas": _REPLICAS, "ranks": _RANKS},
 )
@@ -174,7 +173,7 @@ _BATCH_IS_SHARED_OUT = Rule(
     cel=f"{_BATCH.cel} % {_UNIT.cel} == 0",
     holds=lambda s: _BATCH.of(s) % _UNIT.of(s) == 0,
     value=_BATCH,
-    allowed="a multiple of {unit} ({replicas} workers x {ranks} ranks x microBatchSize {micro})",
+    allowed="a multiple of {unit} (workers.replicas {replicas} x {ranks} ranks x microBatchSize {micro})",
     fix="use {next}, or change the number of ranks or microBatchSize",
     terms={"unit": _UNIT, "replicas": _REPLICAS, "ranks": _RANKS, "micro": _MICRO, "next": _NEXT_BATCH},
 )
@@ -245,7 +244,7 @@ _ENVIRONMENT_IS_OURS = Rule(
     reads=("",),
     cel=None,
     holds=lambda s: not _reserved_names(s.now),
-    value=Term("", lambda s: "env " + ", ".join(_reserved_names(s.now)), "string"),
+    value=Term("", lambda s: "env " + ", ".join(_reserved_names(s.now))),
     allowed=f"environment variables that do not begin with {RESERVED_ENV_PREFIX}, which the operator sets",
     fix="choose another name",
 )

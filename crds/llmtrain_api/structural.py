@@ -136,18 +136,20 @@ def drop_defaults(schema: Schema) -> None:
         node.pop("default", None)
 
 
-def empty_object_defaults(schema: Schema) -> None:
-    """Make the default of every object {}: an API server fills it from the defaults of its fields.
+def complete_object_defaults(schema: Schema) -> None:
+    """Make the default of every object what the defaults of its fields give, in full.
+
+    {} would mean the same to users, but an API server tests rules against a default as it is written.
 
     Raises:
         SchemaError: an object's default says something else than the defaults of its fields.
     """
     for path, node in nodes(schema):
         if "properties" in node and "default" in node:
-            given = without_nulls(node, node["default"])
-            if with_defaults(node, given) != with_defaults(node, {}):
+            given = with_defaults(node, without_nulls(node, node["default"]))
+            if given != with_defaults(node, {}):
                 raise SchemaError(f"{path}: the default {given} is not what the fields' own defaults give")
-            node["default"] = {}
+            node["default"] = given
 
 
 def without_nulls(schema: Schema, value: Any) -> Any:
