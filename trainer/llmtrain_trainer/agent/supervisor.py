@@ -183,13 +183,15 @@ class Supervisor:
     # How the two are brought together
 
     def _converge(self) -> None:
+        if self.finished.done():
+            return
         order = self._order
         if self._gang.attempt < order.attempt:
             for rank in self._gang.running:
                 self._end(rank, order.grace_seconds if order.kind == "wait" else 0.0)
         self._kill_overdue()
         if self._leaving:
-            if (self.idle or self._gave_up()) and not self.finished.done():
+            if self.idle or self._gave_up():
                 won = self._leaving.success_counts and self._gang.succeeded
                 self.finished.set_result(ExitCode.SUCCESS if won else self._leaving.exit_code)
         elif self._around.host.warm and (assignment := self._due()):
