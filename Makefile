@@ -1,20 +1,19 @@
 # Everything a person types. `make` alone lists it.
-# CLUSTER and PROVIDER choose the test cluster (see kind/cluster); SUITE and ARGS narrow `make test`.
+# CLUSTER names the test cluster, PROVIDER says how to make it: kind, local, current; auto takes what works here.
+# SUITE and ARGS narrow `make test`.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH) # the programs of kind/ run on the python3 of .venv
 CLUSTER ?=
-PROVIDER ?=
+PROVIDER ?= auto
 SUITE ?=
 ARGS ?=
 
 ifneq ($(CLUSTER),)
 export LLMTRAIN_CLUSTER := $(CLUSTER)
-endif
-ifneq ($(PROVIDER),)
-export LLMTRAIN_PROVIDER := $(PROVIDER)
 endif
 
 .PHONY: help
@@ -65,7 +64,7 @@ verify: lint type generate-check test ## everything CI runs
 
 .PHONY: cluster-up
 cluster-up: setup ## start the test cluster
-	@kind/cluster up
+	@kind/cluster up --provider $(PROVIDER)
 
 .PHONY: cluster-down
 cluster-down: setup ## stop the test cluster and leave nothing behind
@@ -73,7 +72,7 @@ cluster-down: setup ## stop the test cluster and leave nothing behind
 
 .PHONY: images
 images: setup ## build the operator's and the trainer's image
-	@$(BIN)/python kind/images-build
+	@kind/images-build
 
 .PHONY: lock
 lock: ## rewrite constraints.txt from pyproject.toml; ARGS="--upgrade" takes newer versions

@@ -32,10 +32,13 @@ MODEL = "trainer/llmtrain_trainer/model"
 # Modules that read a clock, dice, the environment or the world outside.
 IMPURE_MODULES = frozenset(
     "time random os io sys secrets uuid tempfile pathlib shutil glob subprocess socket ssl select selectors asyncio "
-    "threading multiprocessing concurrent queue signal sched logging http urllib requests sqlite3 fcntl ctypes "
+    "threading multiprocessing concurrent queue sched logging http urllib requests sqlite3 fcntl ctypes "
     "importlib getpass platform".split()
 )
-IMPURE_METHODS = frozenset({"now", "utcnow", "today"})
+IMPURE_CALLS = frozenset(
+    "datetime.now datetime.utcnow datetime.today date.today signal.signal signal.alarm signal.setitimer "
+    "signal.raise_signal".split()
+)
 IMPURE_BUILTINS = frozenset({"open", "print", "input", "exec", "eval", "__import__", "breakpoint"})
 
 PACKAGE_REGISTRY = re.compile(
@@ -130,12 +133,9 @@ def impurities(source: str) -> list[Finding]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        if isinstance(node.func, ast.Name) and node.func.id in IMPURE_BUILTINS:
-            found.append(Finding(node.lineno, f"calls {node.func.id}()"))
-        elif isinstance(node.func, ast.Attribute) and node.func.attr in IMPURE_METHODS:
-            owner = dotted(node.func.value).rsplit(".", 1)[-1]
-            if owner in ("datetime", "date"):
-                found.append(Finding(node.lineno, f"calls {owner}.{node.func.attr}()"))
+        called = ".".join(dotted(node.func).split(".")[-2:])
+        if called in IMPURE_CALLS or called in IMPURE_BUILTINS:
+            found.append(Finding(node.lineno, f"calls {called}()"))
     return found
 
 
@@ -220,6 +220,8 @@ def test_source_rule(rule, files):
         pytest.param(impurities, "import time", "imports time", id="clock"),
         pytest.param(impurities, "from os import environ", "imports os.environ", id="environment"),
         pytest.param(impurities, "import datetime\ndatetime.datetime.now()", "calls datetime.now()", id="now"),
+        pytest.param(impurities, "signal.alarm(1)", "calls signal.alarm()", id="alarm"),
+        pytest.param(impurities, "signal.Signals(9).name", None, id="a-signals-name-is-pure"),
         pytest.param(impurities, "open('x')", "calls open()", id="io"),
         pytest.param(impurities, "observed.now", None, id="time-as-an-argument-is-pure"),
         pytest.param(foreign_imports, "import kopf", "imports kopf", id="kopf-in-core"),
