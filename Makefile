@@ -6,7 +6,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
-export PATH := $(CURDIR)/$(BIN):$(PATH) # the programs of kind/ run on the python3 of .venv
+# The programs of kind/ run on the python3 of .venv.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 CLUSTER ?=
 PROVIDER ?= auto
 SUITE ?=
