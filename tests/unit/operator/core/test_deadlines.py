@@ -1,0 +1,182 @@
+"""Every waiting phase ends, with a message that says what was waited for and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llmtrain_api.constants import Action, ConditionType, FailureClass, State
+from llmtrain_api.status import LLMTrainJobStatus
+from llmtrain_operator.core.actions import Plan
+from llmtrain_operator.core.observed import Worker
+from llmtrain_operator.core.plan import plan
+from tests.support.jobs import (
+    NOW,
+    JobBuilder,
+    make_agent,
+    make_gang,
+    make_job,
+    make_observed,
+    make_progress,
+    make_rank,
+    make_worker,
+)
+
+
+def decide(builder: JobBuilder, workers: list[Worker], now: float = NOW, **fields: Any) -> Plan:
+    decision = plan(make_observed(builder, workers, now=now, **fields))
+    if decision.status_changed:
+        builder.with_status(LLMTrainJobStatus.model_validate(decision.status.to_wire()))
+    return decision
+
+
+def gathering(**deadlines: int) -> JobBuilder:
+    builder = make_job().with_deadlines(**deadlines)
+    decide(builder, [])
+    return builder
+
+
+def pending(**fields: Any) -> list[Worker]:
+    return [
+        make_worker(0, created_at=NOW, agent=make_agent()),
+        make_worker(1, created_at=NOW, phase="Pending", **fields),
+    ]
+
+
+def test_a_worker_pending_too_long_is_replaced_and_the_message_says_why() -> None:
+    builder = gathering(pendingSeconds=100)
+    workers = pending(unschedulable_message="0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
+    waiting = decide(builder, workers, NOW + 40)
+    assert waiting.requeue_after == pytest.approx(60)
+    assert "Insufficient nvidia.com/gpu" in waiting.status.message
+    decision = decide(builder, workers, NOW + 100)
+    failure = decision.status.failures[0]
+    assert (failure.failure_class, failure.action) == (FailureClass.STARTUP, Action.REPLACE_WORKER)
+    assert "has not reported within 100 s: 0/3 nodes" in failure.message
+    assert [create.name for create in decision.create] == ["demo-w1-a2"]
+    assert [(d.name, d.grace_seconds) for d in decision.delete] == [("demo-w1-a1", 0.0)]
+
+
+def test_pending_for_ever_fails_the_job_when_the_budget_is_used() -> None:
+    builder = gathering(pendingSeconds=100)
+    builder.with_budgets(startup=1)
+    decide(builder, pending(), NOW + 100)
+    second = [
+        make_worker(0, agent=make_agent(last_seen=NOW + 300)),
+        make_worker(1, 2, created_at=NOW + 101, phase="Pending"),
+    ]
+    decision = decide(builder, second, NOW + 300)
+    assert decision.status.state is State.FAILED
+    assert "spec.failurePolicy.budgets.startup" in decision.status.message
+
+
+@pytest.mark.parametrize(
+    ("reason", "after"),
+    [
+        pytest.param("ErrImagePull", 200, id="pull error"),
+        pytest.param("ImagePullBackOff", 200, id="pull back-off"),
+        pytest.param("InvalidImageName", 10, id="not a name"),
+        pytest.param("CreateContainerConfigError", 10, id="configuration"),
+        pytest.param("CreateContainerError", 10, id="container"),
+    ],
+)
+def test_an_image_that_cannot_run_fails_the_job_and_names_the_field(reason: str, after: float) -> None:
+    builder = gathering(imagePullSeconds=200)
+    workers = pending(waiting_reason=reason, waiting_message="not found", waiting_since=NOW)
+    assert decide(builder, workers, NOW + after - 1).requeue_after == pytest.approx(1)
+    decision = decide(builder, workers, NOW + after)
+    assert decision.status.state is State.FAILED
+    for part in (reason, "not found", "spec.workers.image", "'llmtrain/trainer:test'"):
+        assert part in decision.status.message
+    assert decision.status.failures[0].failure_class is FailureClass.STARTUP
+
+
+def test_an_image_that_has_trained_before_is_not_blamed_for_one_node() -> None:
+    builder = gathering(imagePullSeconds=200)
+    decide(builder, pending())
+    progress = {
+        "step": 9,
+        "steps": 100,
+        "tokens": "1",
+        "loss": "1",
+        "tokensPerSecond": "1",
+        "updatedAt": "2027-01-15T08:00:00Z",
+    }
+    builder.with_status(progress=progress)
+    decision = decide(builder, pending(waiting_reason="ErrImagePull", waiting_since=NOW), NOW + 200)
+    assert decision.status.failures[0].action is Action.REPLACE_WORKER
+
+
+def test_no_first_step_in_time_restarts_the_attempt() -> None:
+    builder = gathering(startSeconds=50)
+    decide(builder, make_gang(attempt=0), NOW + 10)
+    fresh = [replace(w, agent=replace(w.agent, last_seen=NOW + 59)) for w in make_gang() if w.agent]
+    assert decide(builder, fresh, NOW + 59).requeue_after == pytest.approx(1)
+    decision = decide(builder, fresh, NOW + 60)
+    failure = decision.status.failures[0]
+    assert (failure.failure_class, failure.action) == (FailureClass.STARTUP, Action.RESTART_RANKS)
+    assert "startSeconds" in failure.message and decision.status.started_attempt == 2
+
+
+def test_a_restarted_operator_gives_a_starting_attempt_its_time_again() -> None:
+    builder = gathering(startSeconds=50)
+    decide(builder, make_gang(attempt=0))
+    fresh = [replace(w, agent=replace(w.agent, last_seen=NOW + 500)) for w in make_gang() if w.agent]
+    assert decide(builder, fresh, NOW + 500, observing_since=NOW + 499).status.attempt == 1
+
+
+def test_ranks_that_go_on_after_others_have_ended_well_are_restarted_in_the_end() -> None:
+    builder = make_job().with_deadlines(startSeconds=50).running()
+    workers = [make_worker(0, agent=make_agent(0, 1, [make_rank(0, 0, exited_at=NOW)])), make_gang()[1]]
+    assert decide(builder, workers, NOW + 49).status.attempt == 1
+    decision = decide(builder, workers, NOW + 50)
+    assert "1 of 2 ranks ended" in decision.status.failures[0].message
+
+
+def test_the_active_deadline_fails_the_job() -> None:
+    builder = make_job().with_spec(activeDeadlineSeconds=100).running()
+    assert decide(builder, make_gang(), NOW + 39).requeue_after == pytest.approx(1)
+    decision = decide(builder, make_gang(), NOW + 40)
+    condition = decision.status.condition(ConditionType.FAILED)
+    assert decision.status.state is State.FAILED and condition and condition.reason == "DeadlineExceeded"
+    assert "spec.activeDeadlineSeconds" in decision.status.message
+
+
+def test_time_in_suspension_is_not_active_time() -> None:
+    builder = make_job().with_spec(activeDeadlineSeconds=100).running()
+    decide(builder.with_spec(suspend=True), make_gang(), NOW + 39)
+    decision = decide(builder.with_spec(suspend=False), [], NOW + 5000)
+    assert decision.status.state is not State.FAILED and decision.requeue_after == pytest.approx(100)
+
+
+def test_a_silent_agent_is_replaced_while_others_report() -> None:
+    builder = make_job().running()
+    decide(builder, make_gang())
+    gang = make_gang()
+    late = [replace(gang[0], agent=make_agent(0, 1, progress=make_progress(), last_seen=NOW + 121)), gang[1]]
+    decision = decide(builder, late, NOW + 121)
+    failure = decision.status.failures[0]
+    assert (failure.failure_class, failure.worker) == (FailureClass.DISRUPTION, 1)
+    assert "silent for 121 s" in failure.message
+    assert [(d.name, d.grace_seconds) for d in decision.delete] == [("demo-w1-a1", 0.0)]
+
+
+def test_when_nobody_reports_it_is_the_operator_that_is_cut_off() -> None:
+    builder = make_job().running()
+    decide(builder, make_gang())
+    assert decide(builder, make_gang(), NOW + 3600).status.attempt == 1
+
+
+@pytest.mark.parametrize(
+    ("observing_since", "replaced"),
+    [(None, False), (NOW + 1000 - 119, False), (NOW + 1000 - 121, True)],
+    ids=["unknown", "operator restarted just now", "operator back for long"],
+)
+def test_an_agent_that_never_came_back_to_a_restarted_operator(observing_since: float | None, replaced: bool) -> None:
+    builder = make_job().running()
+    decide(builder, make_gang())
+    gang = [make_worker(0, agent=make_agent(0, 1, last_seen=NOW + 1000)), make_worker(1)]
+    decision = decide(builder, gang, NOW + 1000, observing_since=observing_since)
+    assert (decision.status.attempt == 2) is replaced
