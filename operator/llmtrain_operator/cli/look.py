@@ -5,83 +5,125 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from pydantic import ValidationError
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.text import Text
 
-from llmtrain_api.constants import API_VERSION, GROUP, PLURAL, TERMINAL_STATES, VERSION
+from llmtrain_api.constants import API_VERSION, GROUP, PLURAL, TERMINAL_STATES, VERSION, State
 from llmtrain_api.job import LLMTrainJob
 from llmtrain_operator.cli.say import UsageError
-from llmtrain_operator.cli.screen import render
-from llmtrain_operator.local.records import Records
+from llmtrain_operator.cli.screen import LOSSES_SHOWN, render
+from llmtrain_operator.local.losses import newest_losses
+from llmtrain_operator.local.records import LocalStateError, Records
+from llmtrain_operator.local.volumes import store_folder
 
 PERIOD_SECONDS = 2.0
-LOSSES_SHOWN = 60
+REQUEST_SECONDS = 10.0
+
+
+class Away(Exception):
+    """The job cannot be read just now; that may pass."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """A job as it is now, and its newest losses, oldest first (as far as known)."""
+
+    job: LLMTrainJob
+    losses: tuple[float, ...]
 
 
 def command(options: argparse.Namespace) -> int:
-    """Draw the job once, or with --watch until it has ended; 1 where there is no such job or it failed.
+    """Draw the job once, or with --watch until it has ended; then 1 where it failed.
 
     Raises:
-        UsageError: the job cannot be read.
+        UsageError: the job cannot be read, or there is none.
     """
     fetch = _local(options) if options.local else _cluster(options)
     console = Console()
-    job = fetch()
-    losses: list[float] = _losses(job, [])
-    if not options.watch:
-        console.print(render(job, losses))
-        return 0
-    with Live(render(job, losses), console=console, refresh_per_second=2) as live:
-        while job.status.state not in TERMINAL_STATES:
-            time.sleep(PERIOD_SECONDS)
-            job = fetch()
-            losses = _losses(job, losses)
-            live.update(render(job, losses))
+    try:
+        sight = fetch()
+    except Away as error:
+        raise UsageError(str(error)) from error
+    if options.watch:
+        return watch(fetch, sight, console)
+    console.print(render(sight.job, sight.losses))
     return 0
 
 
-def _losses(job: LLMTrainJob, seen: list[float]) -> list[float]:
-    if job.status.progress is None:
-        return seen
-    return [*seen, float(job.status.progress.loss)][-LOSSES_SHOWN:]
+def watch(fetch: Callable[[], Sight], sight: Sight, console: Console, period_seconds: float = PERIOD_SECONDS) -> int:
+    """Draw the job again and again until it has ended; return 1 where it failed. What cannot be read is waited for."""
+    with Live(render(sight.job, sight.losses), console=console, refresh_per_second=2) as live:
+        while sight.job.status.state not in TERMINAL_STATES:
+            time.sleep(period_seconds)
+            try:
+                sight = fetch()
+                live.update(render(sight.job, sight.losses))
+            except Away as error:
+                live.update(_stale(sight, error))
+    return 1 if sight.job.status.state is State.FAILED else 0
 
 
-def _local(options: argparse.Namespace) -> Callable[[], LLMTrainJob]:
+def _stale(sight: Sight, error: Away) -> RenderableType:
+    note = Text(f"as last seen; {error}; trying again", style="yellow")
+    return Group(render(sight.job, sight.losses), note)
+
+
+def _local(options: argparse.Namespace) -> Callable[[], Sight]:
     records = Records(options.state, options.namespace or "default", options.name)
 
-    def fetch() -> LLMTrainJob:
-        manifest = records.load_job()
+    def fetch() -> Sight:
+        try:
+            manifest = records.load_job()
+        except LocalStateError as error:
+            raise UsageError(str(error)) from error
         if manifest is None:
             raise UsageError(
                 f"{records.folder} holds no job; start one with `llmtrain run --local FILE`, or give --state"
             )
-        return LLMTrainJob.parse(manifest)
+        job = LLMTrainJob.parse(manifest)
+        return Sight(job, newest_losses(store_folder(job, records.volumes() or {}), LOSSES_SHOWN))
 
     return fetch
 
 
-def _cluster(options: argparse.Namespace) -> Callable[[], LLMTrainJob]:
+def _cluster(options: argparse.Namespace) -> Callable[[], Sight]:
     from kubernetes import client, config
+    from urllib3.exceptions import HTTPError
 
     try:
         config.load_kube_config(config_file=options.kubeconfig)
         _, context = config.list_kube_config_contexts(config_file=options.kubeconfig)
     except (config.ConfigException, OSError) as error:
-        raise UsageError(f"--kubeconfig: {error}") from error
+        raise UsageError(f"--kubeconfig: {error}; give the file of a cluster that runs llmtrain, or --local") from error
     namespace = options.namespace or context["context"].get("namespace", "default")
     api = client.CustomObjectsApi()
+    seen: list[float] = []
 
-    def fetch() -> LLMTrainJob:
+    def fetch() -> Sight:
         try:
-            found = api.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, options.name)
-            return LLMTrainJob.parse({"apiVersion": API_VERSION, **found})
+            found = api.get_namespaced_custom_object(
+                GROUP, VERSION, namespace, PLURAL, options.name, _request_timeout=REQUEST_SECONDS
+            )
+            job = LLMTrainJob.parse({"apiVersion": API_VERSION, **found})
         except client.ApiException as error:
-            raise UsageError(f"{namespace}/{options.name}: {error.status} {error.reason}") from error
+            raise _refused(namespace, options.name, error.status, error.reason) from error
         except ValidationError as error:
             raise UsageError(f"{namespace}/{options.name} cannot be read: {error}") from error
-        except OSError as error:
-            raise UsageError(f"the cluster cannot be reached: {error}") from error
+        except (HTTPError, OSError) as error:
+            raise Away(f"the cluster cannot be reached: {error}") from error
+        if job.status.progress:
+            seen[:] = [*seen, float(job.status.progress.loss)][-LOSSES_SHOWN:]
+        return Sight(job, tuple(seen) if options.watch else ())
 
     return fetch
+
+
+def _refused(namespace: str, name: str, status: int, reason: str) -> Exception:
+    if status in (429,) or status >= 500:
+        return Away(f"the API server answers {status} {reason}")
+    fix = "kubectl get llmtrainjobs -A lists all jobs" if status == 404 else "ask for the right to get llmtrainjobs"
+    return UsageError(f"{namespace}/{name}: {status} {reason}; {fix}")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from llmtrain_api import __version__
-from llmtrain_operator.cli import look, run, validate
 from llmtrain_operator.cli.say import UsageError
 
 DEFAULT_STATE = Path(".llmtrain")
+WRONG_USAGE = 2
+INTERRUPTED = 130
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,25 +32,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; 0 where it succeeded, 1 where it did not, 2 for wrong usage, 130 where the user stopped it."""
     options = parser().parse_args(arguments)
     try:
-        return int(options.handler(options))
+        code = int(options.handler(options))
+        sys.stdout.flush()
+        return code
     except UsageError as error:
         print(f"llmtrain {options.command}: {error}", file=sys.stderr)
-        return 2
+        return WRONG_USAGE
     except BrokenPipeError:
+        # Else the interpreter's own flush at the end complains.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
+
+
+def _handler(module: str, needs: str) -> Callable[[argparse.Namespace], int]:
+    """Return a command that is imported when it is called: `validate` works where only the base is installed."""
+
+    def handle(options: argparse.Namespace) -> int:
+        try:
+            command = importlib.import_module(f"llmtrain_operator.cli.{module}").command
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("llmtrain"):
+                raise
+            raise UsageError(f"the package {error.name} is not installed: pip install 'llmtrain[{needs}]'") from error
+        return int(command(options))
+
+    return handle
 
 
 def _add_validate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser("validate", help="show every error of manifests at once")
     command.add_argument("files", nargs="+", metavar="FILE", help="YAML or JSON; - reads standard input")
-    command.set_defaults(handler=validate.command)
+    command.set_defaults(handler=_handler("validate", "operator"))
 
 
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser("run", help="run a job with processes of this machine in place of pods")
-    command.add_argument("file", metavar="FILE", help="YAML or JSON with one LLMTrainJob")
+    command.add_argument("file", metavar="FILE", help="YAML or JSON with one LLMTrainJob; - reads standard input")
     command.add_argument("--local", action="store_true", required=True, help="on this machine, without a cluster")
     _add_state(command)
     command.add_argument(
@@ -58,7 +80,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="the folder that pvc://CLAIM means; repeatable (default: below the state folder)",
     )
     command.add_argument("--fresh", action="store_true", help="forget an earlier run of this name; checkpoints stay")
-    command.set_defaults(handler=run.command)
+    command.set_defaults(handler=_handler("run", "operator,trainer"))
 
 
 def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -69,7 +91,7 @@ def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.add_argument("--local", action="store_true", help="of a job started by `llmtrain run --local`")
     command.add_argument("--kubeconfig", default=None, metavar="FILE", help="default: $KUBECONFIG or ~/.kube/config")
     _add_state(command)
-    command.set_defaults(handler=look.command)
+    command.set_defaults(handler=_handler("look", "operator"))
 
 
 def _add_state(command: argparse.ArgumentParser) -> None:

@@ -22,6 +22,7 @@ COLOURS = {
     State.RESTARTING: "yellow",
 }
 FAILURES_SHOWN = 6
+LOSSES_SHOWN = 60
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -19,19 +19,20 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain_api.constants import Env
-from llmtrain_api.job import LLMTrainJob
+from llmtrain_api.job import LLMTrainJob, Metadata
 from llmtrain_api.status import LLMTrainJobStatus
 from llmtrain_operator.coordinator.token import job_token
 from llmtrain_operator.core.actions import CreateWorker, DeleteWorker, Event
 from llmtrain_operator.core.observed import Worker
-from llmtrain_operator.local.records import Records, WorkerRecord, process_start, write_atomically
+from llmtrain_operator.local.processes import AGENT_MODULE, kill_agents, open_process, process_start
+from llmtrain_operator.local.records import Records, WorkerRecord, write_atomically
 from llmtrain_operator.runtime.backend import BackendError, JobKey
 
-AGENT_MODULE = "llmtrain_trainer.agent.main"
+HOST = "127.0.0.1"
 ORPHAN_SECONDS = 600
 """A worker whose controller never comes back ends when it has been idle this long."""
 KILLED = 137
-EXIT_FILE = "exit"
+GONE = "its process was gone when `llmtrain run` came back"
 
 
 @dataclass
@@ -41,20 +42,24 @@ class _Process:
     record: WorkerRecord
     popen: subprocess.Popen[bytes] | None = None
     """None for a worker that an earlier controller started."""
+    pidfd: int | None = None
     deleting: bool = False
     exit_code: int | None = None
+    disruption: str = ""
     stopper: asyncio.Task[None] | None = None
-    pidfd: int | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def uid(self) -> str:
+        return f"{self.record.pid}-{self.record.process_start}"
 
 
 @dataclass(frozen=True)
 class LocalOptions:
     """How workers are started."""
 
-    coordinator_url: str
-    volumes: dict[str, str] = field(default_factory=dict)
-    on_event: Callable[[Event], None] | None = None
+    volumes: dict[str, str]
+    on_event: Callable[[Event], None]
 
 
 class LocalBackend:
@@ -66,37 +71,60 @@ class LocalBackend:
         self._records = records
         self._job = job
         self._options = options
-        self._key = JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
+        self._coordinator_url = ""
+        self._suspended = False
         self._on_change = on_change
         self._processes: dict[str, _Process] = {}
+        self.key = JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
 
-    def adopt(self) -> None:
-        """Take over the workers that an earlier controller left. Call from the event loop, once."""
+    def adopt(self, coordinator_url: str) -> int:
+        """Take over the workers that an earlier controller left; return how many live. Before anything else, once.
+
+        Those that dial another address than ours are stopped (their ranks checkpoint), and agents that no record
+        tells of, because the controller was killed while it started them, are killed.
+        """
+        self._coordinator_url = coordinator_url
         for record in self._records.load_workers():
-            process = _Process(record)
-            self._processes[record.name] = process
-            if process_start(record.pid) == record.process_start:
-                self._watch(process)
-            else:
-                process.exit_code = self._exit_code(process)
+            process = self._processes[record.name] = _Process(record)
+            process.pidfd = open_process(record.pid, record.process_start)
+            if process.pidfd is None:
+                process.exit_code, process.disruption = KILLED, GONE
+                continue
+            self._watch(process)
+            if record.coordinator_url != coordinator_url:
+                self._begin_stop(process, float(self.job().spec.failure_policy.deadlines.stop_seconds))
+        alive = [process.record.pid for process in self._alive()]
+        kill_agents(self._records.workers_folder, spare=frozenset(alive))
+        return len(alive)
+
+    def suspend(self) -> None:
+        """Let the plan be that of a suspended job from now on: workers checkpoint and leave. Not durable."""
+        self._suspended = True
+
+    def job(self) -> LLMTrainJob:
+        """Return the job as it stands."""
+        return LLMTrainJob.parse(self._job)
 
     # --- Backend
 
     def job_manifest(self, key: JobKey) -> dict[str, Any] | None:
-        return self._job if key == self._key else None
+        if key != self.key:
+            return None
+        return {**self._job, "spec": {**self._job["spec"], "suspend": True}} if self._suspended else self._job
 
     def job_keys(self) -> Sequence[JobKey]:
-        return [self._key]
+        return [self.key]
 
     def workers(self, job: LLMTrainJob) -> Sequence[Worker]:
-        return [_as_worker(process) for process in self._processes.values()]
+        return [self._as_worker(process) for process in self._processes.values()]
 
-    async def write_status(self, job: LLMTrainJob, status: LLMTrainJobStatus) -> None:
-        self._job = {**self._job, "status": status.to_wire()}
+    async def write_status(self, metadata: Metadata, status: LLMTrainJobStatus) -> None:
+        job = {**self._job, "status": status.to_wire()}
         try:
-            await asyncio.to_thread(self._records.save_job, self._job)
+            await asyncio.to_thread(self._records.save_job, job)
         except OSError as error:
-            raise BackendError(f"cannot write {self._records.folder}/job.json: {error.strerror}") from error
+            raise BackendError(f"{self._records.folder}/job.json: {error.strerror}") from error
+        self._job = job
 
     async def create_worker(self, job: LLMTrainJob, worker: CreateWorker) -> None:
         if worker.name in self._processes:
@@ -104,146 +132,160 @@ class LocalBackend:
         try:
             process = self._start(job, worker)
         except OSError as error:
-            raise BackendError(f"cannot start worker {worker.name}: {error}") from error
+            raise BackendError(f"worker {worker.name} cannot be started: {error}") from error
         self._processes[worker.name] = process
         self._watch(process)
-        self._on_change(self._key)
+        self._on_change(self.key)
 
     async def delete_worker(self, job: LLMTrainJob, worker: DeleteWorker) -> None:
         process = self._processes.get(worker.name)
-        if process is None:
+        if process is None or process.uid != worker.uid:
             return
         if process.exit_code is not None:
             self._forget(process)
             return
-        grace = job.spec.failure_policy.deadlines.stop_seconds if worker.grace_seconds is None else worker.grace_seconds
-        if process.stopper and grace > 0:
-            return  # it is being stopped already
-        if process.stopper:
-            process.stopper.cancel()
-        process.deleting = True
-        process.stopper = asyncio.create_task(self._stop(process, grace))
+        stop_seconds = float(job.spec.failure_policy.deadlines.stop_seconds)
+        self._begin_stop(process, stop_seconds if worker.grace_seconds is None else worker.grace_seconds)
 
     async def delete_job(self, job: LLMTrainJob) -> None:
         """A finished local run ends with its command; its record stays for `llmtrain status`."""
 
     async def emit_event(self, job: LLMTrainJob, event: Event) -> None:
-        if self._options.on_event:
-            self._options.on_event(event)
+        self._options.on_event(event)
 
     # --- ending
 
     async def all_ended(self) -> None:
         """Return when no worker runs any more."""
-        await asyncio.gather(*(p.ended.wait() for p in self._processes.values() if p.exit_code is None))
+        while alive := self._alive():
+            await asyncio.gather(*(process.ended.wait() for process in alive))
 
-    async def stop_all(self, grace: float) -> None:
-        """Stop every worker with SIGTERM, so that ranks checkpoint, then SIGKILL after `grace` seconds."""
-        alive = [process for process in self._processes.values() if process.exit_code is None]
-        await asyncio.gather(*(self._stop(process, grace) for process in alive))
+    def stop_all(self, grace: float) -> None:
+        """Stop every worker with SIGTERM, so that ranks checkpoint, then SIGKILL after `grace` seconds; 0: now."""
+        for process in self._alive():
+            self._begin_stop(process, grace)
 
     # --- processes
+
+    def _alive(self) -> list[_Process]:
+        return [process for process in self._processes.values() if process.exit_code is None]
 
     def _start(self, job: LLMTrainJob, worker: CreateWorker) -> _Process:
         folder = self._records.worker_folder(worker.name)
         work = folder / "work"
         work.mkdir(parents=True, exist_ok=True)
-        (folder / EXIT_FILE).unlink(missing_ok=True)
         token = folder / "token"
         write_atomically(token, job_token(self._records.key(), job.metadata.uid), 0o600)
-        environment = {**os.environ, **self._environment(job, worker, token, work)}
         with open(folder / "log", "ab") as log:
             popen = subprocess.Popen(
                 [sys.executable, "-m", AGENT_MODULE],
-                env=environment,
+                env={**os.environ, **self._environment(job, worker, token, work)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
+                start_new_session=True,  # a terminal's Ctrl-C is for us, who stop it with grace
             )
-        started = process_start(popen.pid) or 0
-        replicas = job.spec.workers.replicas
         record = WorkerRecord(
-            worker.name, worker.index, worker.attempt, replicas, popen.pid, started, created_at=time.time()
+            name=worker.name,
+            index=worker.index,
+            attempt=worker.attempt,
+            replicas=job.spec.workers.replicas,
+            pid=popen.pid,
+            process_start=process_start(popen.pid) or 0,
+            created_at=time.time(),
+            coordinator_url=self._coordinator_url,
         )
-        self._records.save_worker(record)
-        return _Process(record, popen)
+        try:
+            self._records.save_worker(record)
+        except OSError:
+            popen.kill()
+            popen.wait()
+            raise
+        return _Process(record, popen, os.pidfd_open(popen.pid))
 
     def _environment(self, job: LLMTrainJob, worker: CreateWorker, token: Path, work: Path) -> dict[str, str]:
         return {
-            Env.COORDINATOR_URL: self._options.coordinator_url,
-            Env.TOKEN_FILE: str(token),
-            Env.JOB_NAMESPACE: self._key.namespace,
-            Env.JOB_NAME: self._key.name,
+            Env.COORDINATOR_URL: self._coordinator_url,
+            Env.TOKEN_FILE: str(token.absolute()),
+            Env.JOB_NAMESPACE: self.key.namespace,
+            Env.JOB_NAME: self.key.name,
             Env.JOB_UID: job.metadata.uid,
             Env.POD_NAME: worker.name,
-            Env.POD_ADDRESS: "127.0.0.1",
+            Env.POD_ADDRESS: HOST,
             Env.WORKER_INDEX: str(worker.index),
             Env.GRACE_SECONDS: str(job.spec.failure_policy.deadlines.stop_seconds),
             Env.ORPHAN_SECONDS: str(ORPHAN_SECONDS),
-            Env.WORK_DIR: str(work),
+            Env.WORK_DIR: str(work.absolute()),
             Env.VOLUMES: json.dumps(self._options.volumes),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            "PYTHONSAFEPATH": "1",  # a random.py in the user's folder must not take the place of Python's own
         }
 
     def _watch(self, process: _Process) -> None:
         """Hear of the process's end at once, also where it is not our child."""
-        try:
-            process.pidfd = os.pidfd_open(process.record.pid)
-        except ProcessLookupError:
-            self._ended(process)
-            return
+        assert process.pidfd is not None
         asyncio.get_running_loop().add_reader(process.pidfd, self._ended, process)
 
     def _ended(self, process: _Process) -> None:
-        if process.pidfd is not None:
-            asyncio.get_running_loop().remove_reader(process.pidfd)
-            os.close(process.pidfd)
-            process.pidfd = None
-        process.exit_code = self._exit_code(process)
+        assert process.pidfd is not None
+        asyncio.get_running_loop().remove_reader(process.pidfd)
+        os.close(process.pidfd)
+        process.pidfd = None
+        process.exit_code = _exit_code(process)
         process.ended.set()
         if process.deleting:
             self._forget(process)
-        self._on_change(self._key)
-
-    def _exit_code(self, process: _Process) -> int:
-        """Return the agent's exit code as a container runtime gives it: 128 + signal for a killed one."""
-        if process.popen is not None:
-            code = process.popen.wait()
-            return 128 - code if code < 0 else code
-        return KILLED  # not our child: its code went to init; the agents' last report tells success from failure
+        self._on_change(self.key)
 
     def _forget(self, process: _Process) -> None:
         self._processes.pop(process.record.name, None)
-        self._records.forget_worker(process.record.name)
+        with contextlib.suppress(OSError):
+            self._records.forget_worker(process.record.name)
 
-    async def _stop(self, process: _Process, grace: float) -> None:
-        if grace > 0:
-            self._signal(process, signal.SIGTERM)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.ended.wait(), grace)
-        if process.exit_code is None:
-            self._signal(process, signal.SIGKILL)
+    def _begin_stop(self, process: _Process, grace: float) -> None:
+        """Stop a worker. Repeated, only what comes sooner counts: at once (grace 0)."""
+        if process.stopper and grace > 0:
+            return
+        if process.stopper:
+            process.stopper.cancel()
+        process.deleting = True
+        process.stopper = asyncio.create_task(_stop(process, grace))
 
-    def _signal(self, process: _Process, number: signal.Signals) -> None:
-        record = process.record
-        if process_start(record.pid) == record.process_start:
-            os.kill(record.pid, number)
+    def _as_worker(self, process: _Process) -> Worker:
+        record, code = process.record, process.exit_code
+        return Worker(
+            name=record.name,
+            uid=process.uid,
+            index=record.index,
+            created_attempt=record.attempt,
+            replicas=record.replicas,
+            phase="Running" if code is None else "Succeeded" if code == 0 else "Failed",
+            created_at=record.created_at,
+            deleting=process.deleting,
+            node="this machine",
+            waiting_message=f"see {self._records.worker_folder(record.name)}/log" if code else "",
+            exit_code=code,
+            disruption=process.disruption,
+        )
 
 
-def _as_worker(process: _Process) -> Worker:
-    record = process.record
-    code = process.exit_code
-    phase = "Running" if code is None else "Succeeded" if code == 0 else "Failed"
-    return Worker(
-        name=record.name,
-        uid=f"{record.pid}-{record.process_start}",
-        index=record.index,
-        created_attempt=record.attempt,
-        replicas=record.replicas,
-        phase=phase,
-        created_at=record.created_at,
-        deleting=process.deleting,
-        node="this machine",
-        exit_code=code,
-    )
+def _exit_code(process: _Process) -> int:
+    """Return the agent's exit code as a container runtime gives it: 128 + signal for a killed one."""
+    if process.popen is None:
+        return KILLED  # not our child: its code went to another; the agent's last report tells success from failure
+    code = process.popen.wait()
+    return 128 - code if code < 0 else code
+
+
+async def _stop(process: _Process, grace: float) -> None:
+    if grace > 0:
+        _signal(process, signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.ended.wait(), grace)
+    _signal(process, signal.SIGKILL)
+
+
+def _signal(process: _Process, number: signal.Signals) -> None:
+    if process.pidfd is not None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process.pidfd, number)

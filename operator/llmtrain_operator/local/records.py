@@ -2,6 +2,7 @@
 
 ROOT/NAMESPACE.NAME/
     job.json         manifest with uid and status, replaced atomically
+    volumes.json     claim to folder, as this run uses them
     key              operator key, from which the job's token is made
     port             of the coordinator: agents dial it again after a restart
     lock             held by the controller that is alive
@@ -22,6 +23,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from llmtrain_api.job import LLMTrainJob
+
 
 class LocalStateError(Exception):
     """The folder cannot be used; the message says why and what to do."""
@@ -39,27 +44,27 @@ class WorkerRecord:
     process_start: int
     """Start time of the process in clock ticks after boot (field 22 of /proc/PID/stat)."""
     created_at: float
+    coordinator_url: str
+    """The address that its agent dials for as long as it lives."""
 
 
-def process_start(pid: int) -> int | None:
-    """Return when a living process started, in ticks after boot; None where it is gone or a zombie."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = text[text.rfind(")") + 2 :].split()
-    return None if fields[0] in ("Z", "X") else int(fields[19])
+_VOLUMES = TypeAdapter(dict[str, str])
+_WORKER = TypeAdapter(WorkerRecord)
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     """Replace a file so that a reader, or a restart after a crash, sees the old content or the new, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 class Records:
@@ -69,6 +74,7 @@ class Records:
         self.folder = root / f"{namespace}.{name}"
         self.workers_folder = self.folder / "workers"
         self._lock: IO[str] | None = None
+        self._store_lock: int | None = None
 
     def acquire(self) -> None:
         """Make the folder and become its only controller.
@@ -80,36 +86,82 @@ class Records:
             self.workers_folder.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.folder / "lock", "a+")  # noqa: SIM115 (held for the life of the process)
         except OSError as error:
-            raise LocalStateError(
-                f"--state {self.folder.parent}: {error.strerror}; choose a folder you can write"
-            ) from error
+            raise self.unwritable(error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            self._lock.close()
+            self.release()
             raise LocalStateError(
-                f"another `llmtrain run --local` controls {self.folder.name} already; stop it, or use another --state"
+                f"--state {self.folder.parent}: another `llmtrain run --local` controls {self.folder.name} now; "
+                "stop it first, or use another --state"
             ) from error
 
+    def lock_store(self, store: Path) -> None:
+        """Keep out a run of the same name that another state folder holds: to the trainer it would be the same run.
+
+        Raises:
+            LocalStateError: there is one.
+        """
+        try:
+            store.mkdir(parents=True, exist_ok=True)
+            self._store_lock = os.open(store, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._store_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LocalStateError(
+                f"spec.checkpoint.store: {store} is in use by another `llmtrain run --local`; one folder belongs to "
+                "one run: stop the other, or use another folder"
+            ) from error
+        except OSError:
+            pass  # the trainer says what is wrong with the folder, and how to mend it
+
     def release(self) -> None:
+        """Let another controller have the folder."""
         if self._lock:
             self._lock.close()
             self._lock = None
+        if self._store_lock is not None:
+            os.close(self._store_lock)
+            self._store_lock = None
+
+    def unwritable(self, error: OSError) -> LocalStateError:
+        """Return what to tell the user after this error."""
+        return LocalStateError(
+            f"--state {self.folder.parent}: {error.filename or self.folder}: {error.strerror}; "
+            "use a folder that you can write, on a disk with space left"
+        )
 
     # --- the job
 
+    def has_job(self) -> bool:
+        return (self.folder / "job.json").exists()
+
     def load_job(self) -> dict[str, Any] | None:
+        """Return the job with its status, or None where there is none.
+
+        Raises:
+            LocalStateError: the file cannot be read or holds no job.
+        """
+        path = self.folder / "job.json"
         try:
-            job: dict[str, Any] = json.loads((self.folder / "job.json").read_text())
+            job: dict[str, Any] = json.loads(path.read_text())
+            LLMTrainJob.parse(job)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise LocalStateError(f"{path}: {error.strerror}; make it readable, or use another --state") from error
+        except (ValueError, TypeError) as error:
+            what = str(error).splitlines()[0]
+            raise LocalStateError(
+                f"{path} is damaged ({what}); restore it, or start anew with --fresh (checkpoints stay)"
+            ) from error
         return job
 
     def save_job(self, job: dict[str, Any]) -> None:
+        """Make the job durable. May raise OSError."""
         write_atomically(self.folder / "job.json", json.dumps(job, indent=1) + "\n")
 
     def new_job(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Give a manifest what an API server would give it, and keep it."""
+        """Give a manifest what an API server would give it, and keep it. May raise OSError."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         metadata = {**manifest["metadata"], "uid": str(uuid.uuid4()), "generation": 1, "creationTimestamp": now}
         job = {**manifest, "metadata": metadata, "status": {}}
@@ -118,9 +170,12 @@ class Records:
 
     def forget_job(self) -> None:
         """Forget job and workers, so that the next run is a new one. Volumes, and so checkpoints, stay."""
-        (self.folder / "job.json").unlink(missing_ok=True)
+        for name in ("job.json", "volumes.json"):
+            (self.folder / name).unlink(missing_ok=True)
         shutil.rmtree(self.workers_folder, ignore_errors=True)
         self.workers_folder.mkdir(parents=True, exist_ok=True)
+
+    # --- what the run was given once
 
     def key(self) -> bytes:
         """Return the operator key of this folder; made at the first call."""
@@ -129,15 +184,27 @@ class Records:
             write_atomically(path, secrets.token_hex(32), 0o600)
         return path.read_text().strip().encode()
 
-    def port(self) -> int:
-        """Return the coordinator's last port, 0 for any."""
+    def port(self) -> int | None:
+        """Return the coordinator's last port, where there is one."""
         try:
             return int((self.folder / "port").read_text())
-        except (FileNotFoundError, ValueError):
-            return 0
+        except (OSError, ValueError):
+            return None
 
     def save_port(self, port: int) -> None:
-        write_atomically(self.folder / "port", str(port))
+        """Make the port durable. May raise OSError."""
+        write_atomically(self.folder / "port", f"{port}\n")
+
+    def volumes(self) -> dict[str, str] | None:
+        """Return claim to folder as this run uses them; None where nothing was kept."""
+        try:
+            return _VOLUMES.validate_json((self.folder / "volumes.json").read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    def save_volumes(self, volumes: dict[str, str]) -> None:
+        """Make them durable. May raise OSError."""
+        write_atomically(self.folder / "volumes.json", json.dumps(volumes, indent=1) + "\n")
 
     # --- workers
 
@@ -145,12 +212,17 @@ class Records:
         return self.workers_folder / name
 
     def save_worker(self, record: WorkerRecord) -> None:
+        """Make the record durable. May raise OSError."""
         write_atomically(self.worker_folder(record.name) / "worker.json", json.dumps(asdict(record)))
 
     def load_workers(self) -> list[WorkerRecord]:
+        """Return the workers that were started. One whose record is damaged counts as never started."""
         found = []
         for path in sorted(self.workers_folder.glob("*/worker.json")):
-            found.append(WorkerRecord(**json.loads(path.read_text())))
+            try:
+                found.append(_WORKER.validate_json(path.read_bytes()))
+            except (OSError, ValidationError):
+                path.unlink(missing_ok=True)
         return found
 
     def forget_worker(self, name: str) -> None:

@@ -4,151 +4,171 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import logging
 import signal
-import socket
-import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from llmtrain_api.constants import TERMINAL_STATES
+from llmtrain_api.constants import TERMINAL_STATES, State
 from llmtrain_api.job import LLMTrainJob
 from llmtrain_api.status import LLMTrainJobStatus
-from llmtrain_api.uris import Uri
 from llmtrain_operator.coordinator.server import CoordinatorServer
 from llmtrain_operator.core.actions import Event, Plan
 from llmtrain_operator.core.observed import Policy
 from llmtrain_operator.core.plan import plan
-from llmtrain_operator.local.backend import LocalBackend, LocalOptions
+from llmtrain_operator.local.backend import HOST, LocalBackend, LocalOptions
+from llmtrain_operator.local.ports import PORTS_PER_RUN, candidate_ports
+from llmtrain_operator.local.prepare import LocalRun, Prepared, prepare
 from llmtrain_operator.local.records import LocalStateError, Records
 from llmtrain_operator.runtime.backend import JobKey
 from llmtrain_operator.runtime.controller import Controller
 from llmtrain_operator.runtime.reconciler import Decisions, Result
 
-HOST = "127.0.0.1"
+logger = logging.getLogger(__name__)
+
 STATUS_PERIOD_SECONDS = 1.0
 """A person is watching, and there is no API server to spare."""
-PORTS_PER_RUN = 64
-FIRST_PORT = 21_000
-RUNS_SIDE_BY_SIDE = 600
 LEAVE_SECONDS = 15.0
 """How long the workers of a finished job have to leave by themselves."""
+SUSPEND_SECONDS = 5.0
+"""How long a stop waits for the plan that stops the workers; then they are stopped without one."""
+KILL_SECONDS = 10.0
+STOPPED = "Stopped by the user: the same command goes on from the newest checkpoint"
 
 
 @dataclass(frozen=True)
-class LocalRun:
-    """What to run and where."""
-
-    manifest: dict[str, Any]
-    state: Path
-    volumes: Mapping[str, str] = field(default_factory=dict)
-    fresh: bool = False
-    """Forget an earlier run of this name first (its checkpoints stay)."""
-
-
-@dataclass
 class LocalView:
-    """What the run tells: every new status, and every event."""
+    """What the run tells: every new status, every event, and remarks for a person."""
 
     on_status: Callable[[LLMTrainJob], None]
     on_event: Callable[[Event], None]
-
-
-def prepare(run: LocalRun) -> tuple[Records, dict[str, Any]]:
-    """Become the controller of this job: take up an earlier run of the same manifest, or begin one.
-
-    Raises:
-        LocalStateError: the state folder cannot be used, or holds a run of this name with another spec.
-    """
-    metadata = run.manifest["metadata"]
-    records = Records(run.state, metadata.get("namespace", "default"), metadata["name"])
-    records.acquire()
-    if run.fresh:
-        records.forget_job()
-    known = records.load_job()
-    if known is None:
-        return records, records.new_job({**run.manifest, "metadata": {"namespace": "default", **metadata}})
-    if known["spec"] != run.manifest["spec"]:
-        records.release()
-        raise LocalStateError(
-            f"{records.folder} holds an earlier run of {metadata['name']} with another spec; "
-            "give the job another name, or start anew with --fresh (checkpoints stay)"
-        )
-    return records, known
+    on_note: Callable[[str], None]
 
 
 class LocalController:
-    """Runs one job to its end, or until it is told to stop."""
+    """Runs one job to its end, or until it is told to stop. Whatever happens, `run` leaves no process behind."""
 
     def __init__(self, run: LocalRun, view: LocalView) -> None:
+        """Needs a running event loop."""
         self._run = run
         self._view = view
+        self._view_lost = False
         self._stopped = asyncio.Event()
+        self._hurried = asyncio.Event()
         self._finished = asyncio.Event()
+        self._suspended = asyncio.Event()
+        self._backend: LocalBackend
+        self._controller: Controller
 
     async def run(self) -> LLMTrainJobStatus:
         """Return the status at the end; its state is not terminal where the user stopped the run.
 
         Raises:
-            LocalStateError: see `prepare`; or the coordinator's port cannot be had.
+            LocalStateError: see `prepare`; or no port can be had.
         """
-        records, manifest = prepare(self._run)
+        prepared = prepare(self._run)
         try:
-            return await self._control(records, manifest)
+            return await self._control(prepared)
+        except OSError as error:
+            raise prepared.records.unwritable(error) from error
         finally:
-            records.release()
+            prepared.records.release()
 
     def stop(self) -> None:
-        """Let ranks checkpoint, then end; the next run of the same manifest goes on from there."""
+        """Let ranks checkpoint, then end; the next run of the same manifest goes on. A second call kills them."""
+        if self._stopped.is_set():
+            self._hurried.set()
+            return
         self._stopped.set()
+        self._tell(self._view.on_note, "stopping: ranks write a checkpoint (once more: kill them)")
 
-    async def _control(self, records: Records, manifest: dict[str, Any]) -> LLMTrainJobStatus:
-        port = records.port() or _free_port()
-        changed: list[Callable[[JobKey], None]] = []
-        options = LocalOptions(f"http://{HOST}:{port}", self._volumes(records, manifest), self._view.on_event)
-        backend = LocalBackend(records, manifest, options, lambda key: changed[0](key))
-        decisions = Decisions(plan=plan, spec_errors=lambda job: (), policy=_policy(records))
-        controller = Controller(backend, decisions, self)
-        changed.append(controller.queue.add)
-        server = CoordinatorServer(controller.hub, records.key(), HOST, port)
+    async def _control(self, prepared: Prepared) -> LLMTrainJobStatus:
+        options = LocalOptions(prepared.volumes, lambda event: self._tell(self._view.on_event, event))
+        backend = LocalBackend(prepared.records, prepared.manifest, options, lambda key: self._look_at(key))
+        self._backend = backend
+        server, port = await self._listen(prepared.records)
         try:
-            await server.start()
-        except OSError as error:
-            raise LocalStateError(f"port {port} of {HOST} is taken: {error}; remove {records.folder}/port") from error
-        records.save_port(port)
-        backend.adopt()
+            prepared.records.save_port(port)
+            self._introduce(prepared, backend.adopt(f"http://{HOST}:{port}"))
+            await self._work()
+        finally:
+            self._controller.stop()
+            backend.stop_all(0.0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(backend.all_ended(), KILL_SECONDS)
+            await server.stop()
+        if backend.job().status.state is State.SUSPENDED:
+            await backend.write_status(
+                backend.job().metadata, backend.job().status.model_copy(update={"message": STOPPED})
+            )
+        return backend.job().status
+
+    async def _listen(self, records: Records) -> tuple[CoordinatorServer, int]:
+        """Serve agents at the port that living ones dial, or where that was taken meanwhile, at another."""
+        for port in candidate_ports(records.folder, records.port()):
+            decisions = Decisions(plan=plan, spec_errors=lambda job: (), policy=_policy(port))
+            self._controller = Controller(self._backend, decisions, self)
+            server = CoordinatorServer(self._controller.hub, records.key(), HOST, port)
+            try:
+                await server.start()
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise LocalStateError(f"port {port} of {HOST} cannot be had: {error}") from error
+            else:
+                return server, port
+        raise LocalStateError(f"no port of {HOST} is free; stop some of the runs on this machine")
+
+    def _introduce(self, prepared: Prepared, adopted: int) -> None:
+        for claim, folder in prepared.volumes.items():
+            self._tell(self._view.on_note, f"pvc://{claim} is {folder}")
+        if adopted:
+            self._tell(self._view.on_note, f"{adopted} workers of an earlier run are alive and go on")
+
+    async def _work(self) -> None:
+        controller = self._controller
         controller.reconciler.admit_all()
         working = asyncio.create_task(controller.run(workers=1))
         try:
-            await self._until_the_end(backend, manifest)
+            await _first_of(working, self._stopped.wait(), self._finished.wait())
+            if working.done():
+                working.result()
+            if self._finished.is_set():
+                await self._until_ended(LEAVE_SECONDS)
+            else:
+                await self._suspend()
         finally:
             controller.stop()
             await working
-            await server.stop()
-        key = backend.job_keys()[0]
-        return LLMTrainJob.parse(backend.job_manifest(key) or manifest).status
 
-    async def _until_the_end(self, backend: LocalBackend, manifest: dict[str, Any]) -> None:
-        waits = [asyncio.create_task(event.wait()) for event in (self._stopped, self._finished)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for task in waits:
-            task.cancel()
-        job = LLMTrainJob.parse(manifest)
-        if self._finished.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(backend.all_ended(), LEAVE_SECONDS)
-        await backend.stop_all(job.spec.failure_policy.deadlines.stop_seconds)
+    async def _suspend(self) -> None:
+        """Stop as a suspended job does: the attempt is closed without a failure, and the next run begins another."""
+        grace = float(self._backend.job().spec.failure_policy.deadlines.stop_seconds)
+        self._backend.suspend()
+        self._look_at(self._backend.key)
+        await _first_of(self._suspended.wait(), self._hurried.wait(), limit=SUSPEND_SECONDS)
+        self._backend.stop_all(grace)  # those that the plan has not stopped, because its status could not be written
+        await self._until_ended(grace + KILL_SECONDS)
 
-    def _volumes(self, records: Records, manifest: dict[str, Any]) -> dict[str, str]:
-        """Map every claim in use to a folder; those the user does not name lie in the state folder."""
-        volumes = {claim: str(Path(folder).absolute()) for claim, folder in self._run.volumes.items()}
-        for claim in claims_of(LLMTrainJob.parse(manifest)):
-            if claim not in volumes:
-                folder = (records.folder / "volumes" / claim).absolute()
-                folder.mkdir(parents=True, exist_ok=True)
-                volumes[claim] = str(folder)
-        return volumes
+    async def _until_ended(self, seconds: float) -> None:
+        await _first_of(self._backend.all_ended(), self._hurried.wait(), limit=seconds)
+
+    def _look_at(self, key: JobKey) -> None:
+        self._controller.queue.add(key)
+
+    def _tell(self, say: Callable[[Any], None], what: Any) -> None:
+        """Tell the view; that it fails must not harm the run. Where nobody reads any more, the run stops."""
+        if self._view_lost:
+            return
+        try:
+            say(what)
+        except OSError as error:
+            self._view_lost = True
+            logger.warning("the output cannot be written (%s): stopping", error)
+            self.stop()
+        except Exception:
+            logger.exception("the view failed")
 
     # --- Listener
 
@@ -158,45 +178,40 @@ class LocalController:
     def decided(self, key: JobKey, before: LLMTrainJobStatus, plan: Plan) -> None:
         """Show a new status; a terminal one ends the run."""
         if plan.status_changed:
-            job = LLMTrainJob.parse(self._run.manifest).model_copy(update={"status": plan.status})
-            self._view.on_status(job)
+            self._tell(self._view.on_status, self._backend.job())
         if plan.status.state in TERMINAL_STATES:
             self._finished.set()
+        if plan.status.state is State.SUSPENDED or self._finished.is_set():
+            self._suspended.set()
 
     def forgotten(self, key: JobKey) -> None:
         """A local job cannot be deleted from outside."""
 
     def unreadable(self, key: JobKey) -> None:
-        """The manifest was validated before it came here."""
-        self._stopped.set()
-
-
-def claims_of(job: LLMTrainJob) -> list[str]:
-    """Return the claims that a job's addresses name."""
-    spec = job.spec
-    addresses = [spec.checkpoint.store, *(source.uri for source in spec.data.sources)]
-    if spec.data.tokenizer.uri:
-        addresses.append(spec.data.tokenizer.uri)
-    return sorted({claim for claim in (Uri.parse(address).claim for address in addresses) if claim})
+        """Stop, although the manifest was read before it came here."""
+        self.stop()
 
 
 def stop_on_signals(controller: LocalController) -> None:
-    """Ctrl-C and SIGTERM stop the run gracefully. Call inside the event loop."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, controller.stop)
+    """Ctrl-C, SIGTERM and a closed terminal stop the run gracefully. Call inside the event loop."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            asyncio.get_running_loop().add_signal_handler(number, controller.stop)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+async def _first_of(*awaitables: Any, limit: float | None = None) -> None:
+    """Return when one of these is done, or after `limit` seconds. Tasks given as such go on, others are cancelled."""
+    tasks = [a if isinstance(a, asyncio.Task) else asyncio.create_task(a) for a in awaitables]
+    await asyncio.wait(tasks, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+    for task, given in zip(tasks, awaitables, strict=True):
+        if task is not given:
+            task.cancel()
 
 
-def _policy(records: Records) -> Policy:
-    """Runs side by side on one machine need ports of their own for their rendezvous."""
-    place = zlib.crc32(str(records.folder.absolute()).encode()) % RUNS_SIDE_BY_SIDE
+def _policy(port: int) -> Policy:
+    """The coordinator's port is the first of the run's block; the others are for rendezvous, one for each attempt."""
     return Policy(
         status_period_seconds=STATUS_PERIOD_SECONDS,
-        rendezvous_port_base=FIRST_PORT + place * PORTS_PER_RUN,
-        rendezvous_port_span=PORTS_PER_RUN,
+        rendezvous_port_base=port + 1,
+        rendezvous_port_span=PORTS_PER_RUN - 1,
     )
