@@ -129,6 +129,7 @@ def test_a_restarted_operator_gives_a_starting_attempt_its_time_again() -> None:
 
 def test_ranks_that_go_on_after_others_have_ended_well_are_restarted_in_the_end() -> None:
     builder = make_job().with_deadlines(startSeconds=50).running()
+    decide(builder, make_gang())
     workers = [make_worker(0, agent=make_agent(0, 1, [make_rank(0, 0, exited_at=NOW)])), make_gang()[1]]
     assert decide(builder, workers, NOW + 49).status.attempt == 1
     decision = decide(builder, workers, NOW + 50)
