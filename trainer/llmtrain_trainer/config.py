@@ -116,9 +116,7 @@ def _checked_dimensions(spec: LLMTrainJobSpec) -> ModelDimensions:
     ]
     for name, value, right, allowed in checks:
         if not right:
-            raise UserError(
-                f"model.{name}", value, "the dimensions do not fit together", allowed=allowed, fix="change it"
-            )
+            raise UserError(f"model.{name}", value, "does not fit the others", allowed=allowed, fix="change it")
     return dims
 
 

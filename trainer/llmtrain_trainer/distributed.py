@@ -11,11 +11,12 @@ from datetime import timedelta
 import psutil
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.errors import PeerLostError
 
-RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
+RENDEZVOUS_TIMEOUT = timedelta(seconds=120)
 COLLECTIVE_TIMEOUT = timedelta(seconds=300)
 """A rank that is alive but silent this long is lost. A dead one is noticed at once: its sockets close."""
 FAREWELL_TIMEOUT = timedelta(seconds=10)
@@ -25,7 +26,7 @@ FAREWELL_TIMEOUT = timedelta(seconds=10)
 class Ranks:
     """The meeting place of one attempt's ranks."""
 
-    store: dist.Store
+    store: Store
     rank: int
     world_size: int
     timeout: timedelta
@@ -43,15 +44,31 @@ class Ranks:
         """
         try:
             self.store.wait([key], self.timeout)
-            return self.store.get(key).decode()
+            return str(self.store.get(key).decode())
         except (RuntimeError, OSError) as error:
             raise PeerLostError(f"rank {self.rank} waited in vain for {key!r} of another rank: {error}") from error
 
-    def meet(self, name: str) -> None:
-        """Return when every rank has called this: a barrier whose timeout is the start's, not a collective's."""
-        if self.store.add(f"{name}/count", 1) == self.world_size:
-            self.store.set(f"{name}/all", "1")
-        self.hear(f"{name}/all")
+    def meet(self, name: str, timeout: timedelta) -> None:
+        """Return when every rank has called this with the same name: a barrier that can say who is missing.
+
+        Raises:
+            PeerLostError: some did not come in time, or the store is gone.
+        """
+        self.store.set(f"{name}/{self.rank}", "")
+        try:
+            self.store.wait([f"{name}/{rank}" for rank in range(self.world_size)], timeout)
+        except (RuntimeError, OSError) as error:
+            missing = [r for r in range(self.world_size) if not self._has(f"{name}/{r}")]
+            raise PeerLostError(
+                f"rank {self.rank} of {self.world_size} waited {timeout.seconds} s at {name!r} for rank(s) "
+                f"{', '.join(map(str, missing[:16])) or '?'}: {error}"
+            ) from error
+
+    def _has(self, key: str) -> bool:
+        try:
+            return bool(self.store.check([key]))
+        except (RuntimeError, OSError):
+            return False
 
 
 def join(config: RunConfig) -> Ranks:
@@ -66,7 +83,7 @@ def join(config: RunConfig) -> Ranks:
     if config.device.type == "cuda":
         torch.cuda.set_device(config.device)
     try:
-        raw = dist.TCPStore(
+        raw = TCPStore(
             launch.master_address,
             launch.master_port,
             world_size=launch.world_size,
@@ -74,11 +91,12 @@ def join(config: RunConfig) -> Ranks:
             wait_for_workers=False,
             timeout=RENDEZVOUS_TIMEOUT,
         )
-        store = dist.PrefixStore(f"{launch.job_uid or launch.run_id}/{launch.attempt}", raw)
+        store = PrefixStore(f"{launch.job_uid or launch.run_id}/{launch.attempt}", raw)
         ranks = Ranks(store, launch.global_rank, launch.world_size, timedelta(seconds=config.start_timeout_seconds))
+        ranks.meet("rendezvous", RENDEZVOUS_TIMEOUT)
         dist.init_process_group(
             backend="cpu:gloo,cuda:nccl" if config.device.type == "cuda" else "gloo",
-            store=dist.PrefixStore("group", store),
+            store=PrefixStore("group", store),
             rank=launch.global_rank,
             world_size=launch.world_size,
             timeout=COLLECTIVE_TIMEOUT,
@@ -97,17 +115,15 @@ def join(config: RunConfig) -> Ranks:
 def leave(ranks: Ranks) -> None:
     """Part from the other ranks after success; rank 0, who hosts the store, leaves last.
 
-    Without destroying the group, gloo's threads abort about every successful process at exit (pytorch PR #179291).
+    Without destroying the group, gloo's threads abort nearly every successful process at exit (pytorch PR #179291).
     Failures here are ignored: the work is done and committed.
     """
-    with contextlib.suppress(RuntimeError, OSError):
-        dist.barrier()
+    with contextlib.suppress(RuntimeError, OSError, PeerLostError):
+        ranks.meet("farewell", FAREWELL_TIMEOUT)
         dist.destroy_process_group()
-        ranks.store.set_timeout(FAREWELL_TIMEOUT)
-        if ranks.store.add("left", 1) == ranks.world_size:
-            ranks.store.set("all-left", "1")
+        ranks.store.set(f"left/{ranks.rank}", "")
         if ranks.rank == 0:
-            ranks.store.wait(["all-left"], FAREWELL_TIMEOUT)
+            ranks.store.wait([f"left/{rank}" for rank in range(ranks.world_size)], FAREWELL_TIMEOUT)
 
 
 def _choose_interface(master_address: str, master_port: int) -> None:

@@ -50,6 +50,7 @@ def run(launch: RankLaunch) -> int:
 
 def _prepare_process(launch: RankLaunch) -> None:
     """Set what a fork-server's child inherits wrongly: signals, threads, log prefix."""
+    signal.set_wakeup_fd(-1)  # the number may by now belong to another file
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})

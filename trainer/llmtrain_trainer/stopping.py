@@ -13,7 +13,7 @@ class StopRequest:
         self.asked = False
 
     def listen(self) -> None:
-        """From here on SIGTERM asks for a checkpoint; before, when there is nothing to save yet, it just ends the rank."""
+        """From here on SIGTERM asks for a checkpoint. Before, with nothing to save yet, it just ends the rank."""
         signal.signal(signal.SIGTERM, self._note)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:

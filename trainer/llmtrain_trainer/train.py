@@ -84,15 +84,15 @@ class Trainer:
         stopped = False
         while position.step < self.training.steps and not stopped:
             position, stopped = self._step(position)
-            self.checkpoints.poll()
             if position.step % self.config.spec.checkpoint.every_steps == 0 and not stopped:
                 self.checkpoints.save(position, self.optimizer)
         self._save_last(position)
-        self.reporter.event("preempted" if stopped else "finished", step=position.step)
-        return ExitCode.PREEMPTED if position.step < self.training.steps else ExitCode.SUCCESS
+        code = ExitCode.PREEMPTED if position.step < self.training.steps else ExitCode.SUCCESS
+        self.reporter.event("preempted" if code else "finished", step=position.step)
+        return code
 
     def _load(self) -> Position:
-        """Build the model in this rank's shape and fill it: from the seed, or from the checkpoint that was agreed on."""
+        """Build the model in this rank's shape and fill it: from the seed, or from the checkpoint agreed on."""
         manifest = self.resume.manifest
         self.reporter.skipped = self.resume.skipped
         for reason in self.resume.skipped:
@@ -116,7 +116,9 @@ class Trainer:
         mesh = self.shape.build(config.device.type)
         with torch.device("meta"):
             self.model = Transformer(config.dimensions)
-        apply.shard(self.model, mesh, precision=self.training.precision, zero_stage=parallelism.zero_stage)
+        self.sharded = apply.shard(
+            self.model, mesh, precision=self.training.precision, zero_stage=parallelism.zero_stage
+        )
         apply.materialise(self.model, config.device)
         self.rotary = rotary_tables(config.dimensions, config.device)
         self.optimizer = ShardedAdamW(self.model, self.training.optimizer)
@@ -130,6 +132,7 @@ class Trainer:
         agreed = self._agree(loss, gradients)
         self.timer.mark("sync_wait")
         if not (math.isfinite(agreed.loss) and math.isfinite(agreed.grad_norm)):
+            self.checkpoints.wait()  # what is on its way is what the restart will need
             raise NumericsError(f"step {step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}: not finite")
         clip = self.training.optimizer.gradient_clip_norm
         if agreed.grad_norm > clip:
@@ -149,7 +152,7 @@ class Trainer:
         device = self.config.device
         total = torch.zeros((), device=device)
         for number, (inputs, targets) in enumerate(self.data.loader.step(consumed, self.plan, self.data_rank), 1):
-            self.model.set_requires_gradient_sync(number == self.plan.micro_batches)
+            self.sharded.set_requires_gradient_sync(number == self.plan.micro_batches)
             inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
             self.timer.mark("data_loading")
             loss = loss_sum(self.model(inputs, self.rotary), targets) / self.config.tokens_per_step
@@ -164,7 +167,7 @@ class Trainer:
 
         Every rank takes the same decisions from it: bits are equal on all ranks, whatever the backend's order.
         """
-        norms = torch.stack(torch._foreach_norm([g.float() for g in gradients])).double()
+        norms = torch.stack(torch._foreach_norm(gradients)).double()
         squared = norms.square().sum() / self.shape.dp_replicate  # replicas hold the same gradient
         stop = torch.tensor(float(self.stop.asked), dtype=torch.float64, device=loss.device)
         totals = torch.stack((loss.double(), squared, stop))
@@ -181,7 +184,7 @@ class Trainer:
             loss=agreed.loss,
             grad_norm=agreed.grad_norm,
             learning_rate=rate,
-            tokens=after.step * self.config.tokens_per_step,
+            tokens=after.samples * self.config.dimensions.sequence_length,
             tokens_per_second=self.config.tokens_per_step / seconds,
             step_seconds=seconds,
             split=split,

@@ -25,7 +25,7 @@ from typing import Any
 
 PACKAGE = Path(__file__).parent
 BAKED = PACKAGE / "warm_modules.json"
-LEARN_SECONDS = 120
+LEARN_SECONDS = 300
 NOT_TO_IMPORT = ("__main__", "__mp_main__", "llmtrain_trainer.warmup", "llmtrain_trainer.agent")
 BASE = "llmtrain_trainer.rank"
 

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
 
+from llmtrain_api.constants import ExitCode
 from llmtrain_trainer.checkpoint import manifest as manifests
 from llmtrain_trainer.checkpoint import state as states
 from llmtrain_trainer.checkpoint.manifest import FileEntry, Manifest
@@ -21,7 +23,6 @@ from llmtrain_trainer.checkpoint.store import CheckpointStore, Resume
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.distributed import COLLECTIVE_TIMEOUT, Ranks
 from llmtrain_trainer.errors import CheckpointError, exit_code_of
-from llmtrain_api.constants import ExitCode
 from llmtrain_trainer.optim.adamw import ShardedAdamW
 
 log = logging.getLogger(__name__)
@@ -85,8 +86,11 @@ class CheckpointManager:
             found = self._store.newest_good()
             self._store.clear_unfinished()
             resume = Resume(found.manifest, (*found.skipped, *unfinished))
-            manifest = resume.manifest.to_wire() if resume.manifest else None
-            told = {"owner": owner, "manifest": manifest, "skipped": resume.skipped}
+            told = {
+                "owner": owner,
+                "manifest": resume.manifest and resume.manifest.to_wire(),
+                "skipped": resume.skipped,
+            }
             self._ranks.tell("resume", json.dumps(told))
         else:
             told = json.loads(self._ranks.hear("resume"))
@@ -149,15 +153,13 @@ class CheckpointManager:
         try:
             if self._config.is_first:
                 self._store.begin(position.step)
-            writer = dcp.FileSystemWriter(path, single_file_per_rank=True, sync_files=True, thread_count=1)
-            dcp.save(snapshot, storage_writer=writer, process_group=self._group)
+            writer = FileSystemWriter(path, single_file_per_rank=True, sync_files=True, thread_count=1)
+            save(snapshot, storage_writer=writer, process_group=self._group)
             return self._commit(position, self._own_files(path))
         except Exception as error:
             if exit_code_of(error) == ExitCode.PEER_LOST:
                 raise
-            raise CheckpointError(
-                f"the checkpoint of step {position.step} could not be written to {path}: {error}"
-            ) from error
+            raise CheckpointError(f"step {position.step} could not be saved to {path}: {error}") from error
 
     def _own_files(self, path: Path) -> dict[str, FileEntry] | str:
         """Return size and checksum of each file that this rank wrote, or what went wrong."""

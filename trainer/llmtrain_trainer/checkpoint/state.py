@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
+from pydantic.alias_generators import to_camel
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 
 from llmtrain_api.presets import ModelDimensions
@@ -19,12 +22,6 @@ from llmtrain_trainer.optim.adamw import ShardedAdamW
 
 log = logging.getLogger(__name__)
 MOMENTS = ("exp_avg", "exp_avg_sq")
-FIELD_NAMES = {
-    "kv_heads": "kvHeads",
-    "ffn_dim": "ffnDim",
-    "vocab_size": "vocabSize",
-    "sequence_length": "sequenceLength",
-}
 
 
 def tensors(optimizer: ShardedAdamW) -> dict[str, Tensor]:
@@ -67,7 +64,9 @@ def restore(folder: Path, manifest: Manifest, optimizer: ShardedAdamW, *, rank: 
     same_layout = manifest.world_size == world_size
     generators = random_state(rank) if same_layout else {}
     try:
-        dcp.load({**state, **generators}, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # no_dist is what we want
+            load({**state, **generators}, storage_reader=FileSystemReader(folder), no_dist=True)
     except (CheckpointException, RuntimeError, KeyError, ValueError, OSError) as error:
         raise CheckpointError(f"the checkpoint {folder} verifies but cannot be loaded: {error}") from error
     for held in optimizer.inner.state.values():
@@ -94,7 +93,7 @@ def check_model(manifest: Manifest, wanted: ModelDimensions) -> None:
     for field, value in asked.items():
         if held[field] != value:
             raise UserError(
-                f"model.{FIELD_NAMES.get(field, field)}",
+                f"model.{to_camel(field)}",
                 value,
                 f"the checkpoint of step {manifest.step} in the job's store was made with {held[field]}",
                 allowed=f"{held[field]}, as long as the job goes on from its checkpoints",
@@ -107,5 +106,5 @@ def _like(parameter: Tensor, local: Tensor) -> Tensor:
 
 
 def _with_local(like: DTensor, local: Tensor) -> DTensor:
-    """Wrap `local` as the shard of a tensor laid out as `like`. Unlike DTensor.from_local it leaves it on its device."""
+    """Wrap `local` as the shard of a tensor like `like`. DTensor.from_local would move it to the mesh's device."""
     return DTensor(local, like._spec, requires_grad=False)

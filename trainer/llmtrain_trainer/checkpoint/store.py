@@ -26,9 +26,11 @@ from llmtrain_trainer.errors import CheckpointError, UserError
 
 OWNER = "owner.json"
 MARKER = "run.json"
+SCRAP = ".llmtrain-scrap-"
 FIELD = "checkpoint.store"
 COMMITTED_NAME = re.compile(r"step-(\d+)")
-STAGING_NAME = re.compile(r"step-(\d+)\.attempt-(\d+)\.tmp")
+STAGING_NAME = re.compile(r"step-(\d+)\.attempt-\d+\.tmp")
+REPLACED_NAME = re.compile(r"step-(\d+)\.replaced-by-attempt-\d+")
 OUR_FILES = re.compile(r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|manifest\.json|run\.json")
 OWNER_VISIBLE_SECONDS = 20.0
 """How long a network file system may take to show rank 0's file to another node."""
@@ -52,6 +54,7 @@ class CheckpointStore:
         self._uri = uri
         self._run_id = run_id
         self._attempt = attempt
+        self._bad: set[int] = set()
 
     def claim(self) -> str:
         """Make the folder ours, or find that it is. Returns the owner file's content.
@@ -62,9 +65,10 @@ class CheckpointStore:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             content = self._create_owner()
-            probe = self.root / f".probe-{uuid.uuid4().hex}"
-            probe.write_bytes(b"")
-            probe.unlink()
+            self._remove_scraps()
+            scrap = self._scrap()
+            scrap.touch()
+            scrap.unlink()
         except OSError as error:
             raise self._wrong(
                 f"the folder {self.root} cannot be written: {error.strerror or error}",
@@ -81,11 +85,11 @@ class CheckpointStore:
             UserError: it does not.
         """
         deadline = time.monotonic() + OWNER_VISIBLE_SECONDS
-        while (seen := self._read_owner()) != owner:
+        while (seen := self._read_owner_safely()) != owner:
             if seen is not None or time.monotonic() > deadline:
                 raise self._wrong(
-                    f"this worker sees another folder at {self.root} than worker 0",
-                    allowed="one folder that all workers share",
+                    f"this worker does not see at {self.root} the folder that worker 0 sees",
+                    allowed="one folder that all workers share and may write",
                     fix="use a volume with access mode ReadWriteMany, or the same shared path on every node",
                 )
             time.sleep(0.1)
@@ -101,7 +105,7 @@ class CheckpointStore:
         if (existing := self._read_owner()) is not None:
             return existing
         content = json.dumps({"runId": self._run_id, "id": uuid.uuid4().hex, "createdAt": time.time()})
-        temporary = self.root / f".owner-{uuid.uuid4().hex}"
+        temporary = self._scrap()
         try:
             _write_durably(temporary, content)
             with contextlib.suppress(FileExistsError):
@@ -116,6 +120,20 @@ class CheckpointStore:
             return (self.root / OWNER).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
+
+    def _read_owner_safely(self) -> str | None:
+        try:
+            return self._read_owner()
+        except OSError:
+            return None
+
+    def _scrap(self) -> Path:
+        return self.root / f"{SCRAP}{uuid.uuid4().hex}"
+
+    def _remove_scraps(self) -> None:
+        """Remove what a killed claim left behind."""
+        for path in self.root.glob(f"{SCRAP}*"):
+            path.unlink(missing_ok=True)
 
     def _check_owner(self, content: str) -> None:
         try:
@@ -176,6 +194,7 @@ class CheckpointStore:
             try:
                 return Resume(manifests.verify(path, run_id=self._run_id, step=step), tuple(skipped))
             except BadCheckpoint as error:
+                self._bad.add(step)
                 skipped.append(f"{path.name}: {error}")
         return Resume(None, tuple(skipped))
 
@@ -184,14 +203,21 @@ class CheckpointStore:
         return sorted(path.name for _, path in self._numbered(STAGING_NAME) if self._is_ours(path))
 
     def clear_unfinished(self) -> None:
-        """Remove what earlier attempts left half-written."""
-        for _, path in self._numbered(STAGING_NAME):
-            self._remove(path)
+        """Remove what earlier attempts left half-written or half-removed."""
+        for pattern in (STAGING_NAME, REPLACED_NAME):
+            for _, path in self._numbered(pattern):
+                self._remove(path)
 
     def retire(self, keep: int, *, newest: int) -> None:
-        """Remove our committed checkpoints but the newest `keep` of those up to step `newest`, which is kept always."""
-        steps = sorted((step, path) for step, path in self._numbered(COMMITTED_NAME) if step <= newest)
-        for _, path in steps[:-keep]:
+        """After the commit of step `newest`, remove our checkpoints but the newest `keep`, which include that one.
+
+        One that did not verify when this attempt started counts for nothing and goes too.
+        """
+        self._bad.discard(newest)
+        older = sorted((step, path) for step, path in self._numbered(COMMITTED_NAME) if step < newest)
+        good = [path for step, path in older if step not in self._bad]
+        bad = [path for step, path in older if step in self._bad]
+        for path in (*bad, *good[: max(0, len(good) - keep + 1)]):
             self._remove(path)
 
     def _numbered(self, pattern: re.Pattern[str]) -> Iterator[tuple[int, Path]]:

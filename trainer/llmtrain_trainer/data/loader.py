@@ -114,7 +114,7 @@ def _same_everywhere(fingerprint: str, uri: str, config: RunConfig, ranks: Ranks
         raise UserError(
             "data.sources[0].uri",
             uri,
-            f"worker {config.launch.node_rank} holds other data than worker 0 ({fingerprint[:12]} against {first[:12]})",
+            f"worker {config.launch.node_rank} holds other data than worker 0 ({fingerprint[:9]} against {first[:9]})",
             allowed="the same files in every worker",
             fix="use a volume that all workers share, or copy the same files to every node",
         )

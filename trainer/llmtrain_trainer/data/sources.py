@@ -14,17 +14,13 @@ from llmtrain_api.uris import Uri
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.errors import UserError
 
-TEXT_SUFFIXES = frozenset(
-    {".txt", ".md", ".rst", ".py", ".html", ".tex", ".csv", ".c", ".h", ".cpp", ".go", ".rs", ".js", ".ts"}
-)
+TEXT_SUFFIXES = frozenset(".txt .md .rst .py .html .tex .csv .c .h .cpp .go .rs .js .ts".split())
 JSON_LINES = ".jsonl"
 STDLIB = "python-stdlib"
 STDLIB_LEFT_OUT = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "__pycache__"}
 )
-ALLOWED = (
-    "a folder, a file or a glob with at least one text file (.txt .md .py and the like, or .jsonl with a field text)"
-)
+ALLOWED = "a folder, a file or a glob with at least one text file (.txt .md .py ..., or .jsonl with a field text)"
 
 
 @dataclass(frozen=True)
@@ -50,9 +46,7 @@ class Source:
                 else:
                     yield file.read_text(encoding="utf-8", errors=self.undecodable)
             except (OSError, UnicodeDecodeError) as error:
-                raise self.wrong(
-                    f"{file} cannot be read: {error}", fix="make it readable UTF-8 text, or leave it out"
-                ) from error
+                raise self.wrong(f"{file} cannot be read: {error}", fix="make it readable UTF-8 text") from error
 
     def _json_lines(self, file: Path) -> Iterator[str]:
         with file.open(encoding="utf-8") as lines:

@@ -83,10 +83,5 @@ def _from_file(path: Path, uri: str) -> JsonTokenizer:
         text = path.read_text(encoding="utf-8")
         return JsonTokenizer(tokenizers.Tokenizer.from_str(text), hashlib.sha256(text.encode()).hexdigest())
     except Exception as error:  # the library raises bare Exception for a file it cannot parse
-        raise UserError(
-            FIELD,
-            uri,
-            f"{path} is no tokenizer: {error}",
-            allowed="a Hugging Face tokenizer.json",
-            fix="correct the address",
-        ) from error
+        problem, allowed = f"{path} is no tokenizer: {error}", "a Hugging Face tokenizer.json"
+        raise UserError(FIELD, uri, problem, allowed=allowed, fix="correct the address") from error

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import resource
 import socket
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
 from llmtrain_api.sync import Progress
 from llmtrain_trainer.checkpoint.manager import Committed
 from llmtrain_trainer.config import RunConfig
+from llmtrain_trainer.metrics.lines import LineFile
 
 METRICS = "metrics.jsonl"
 BAR_WIDTH = 24
@@ -54,7 +54,7 @@ class Reporter:
     def __init__(self, config: RunConfig, store_root: Path) -> None:
         self._config = config
         self._speaks = config.is_first
-        self._file: TextIO | None = open_for_lines(store_root / METRICS) if self._speaks else None
+        self._file = LineFile(store_root / METRICS) if self._speaks else None
         self._terminal = self._speaks and sys.stdout.isatty()
         self._socket = _socket() if self._speaks and config.launch.progress_socket else None
         self._first: tuple[int, float] | None = None
@@ -75,8 +75,7 @@ class Reporter:
             return
         line = json.dumps(asdict(record))
         if self._file is not None:
-            self._file.write(line + "\n")
-            self._file.flush()
+            self._file.append(line)
         if self._terminal:
             self._draw(record)
         else:
@@ -130,8 +129,6 @@ class Reporter:
         if self._terminal:
             self._print("")
         if self._file is not None:
-            with contextlib.suppress(OSError):
-                os.fsync(self._file.fileno())
             self._file.close()
 
     def _draw(self, record: StepRecord) -> None:
@@ -155,17 +152,6 @@ def memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def open_for_lines(path: Path) -> TextIO:
-    """Open for appending whole lines: a line that a killed attempt left half-written is ended first."""
-    with path.open("ab+") as file:
-        size = file.seek(0, os.SEEK_END)
-        if size:
-            file.seek(size - 1)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
-    return path.open("a", encoding="utf-8")
 
 
 def _socket() -> socket.socket:

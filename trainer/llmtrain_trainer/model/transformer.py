@@ -12,8 +12,8 @@ Ainslie et al. 2023 (GQA), Shazeer 2020 (SwiGLU).
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from llmtrain_api.presets import ModelDimensions
 
@@ -72,7 +72,7 @@ class Attention(nn.Module):
             repeat = self.heads // self.kv_heads
             k_BKLE, v_BKLE = k_BKLE.repeat_interleave(repeat, dim=1), v_BKLE.repeat_interleave(repeat, dim=1)
             grouped = False
-        o_BHLE = F.scaled_dot_product_attention(q_BHLE, k_BKLE, v_BKLE, is_causal=True, enable_gqa=grouped)
+        o_BHLE = functional.scaled_dot_product_attention(q_BHLE, k_BKLE, v_BKLE, is_causal=True, enable_gqa=grouped)
         return self.wo(o_BHLE.transpose(1, 2).reshape(B, L, self.heads * self.head_dim))
 
 
@@ -86,7 +86,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(dims.ffn_dim, dims.dim, bias=False)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x_BLD)) * self.up(x_BLD))
+        return self.down(functional.silu(self.gate(x_BLD)) * self.up(x_BLD))
 
 
 class Block(nn.Module):
@@ -126,4 +126,4 @@ class Transformer(nn.Module):
 
 def loss_sum(logits_BLV: Tensor, targets_BL: Tensor) -> Tensor:
     """Return the summed cross-entropy, fp32 scalar. The caller divides by the tokens of the whole global batch."""
-    return F.cross_entropy(logits_BLV.float().flatten(0, 1), targets_BL.flatten(), reduction="sum")
+    return functional.cross_entropy(logits_BLV.float().flatten(0, 1), targets_BL.flatten(), reduction="sum")

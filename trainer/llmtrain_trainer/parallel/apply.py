@@ -5,7 +5,7 @@ Later stages slot in before FSDP2, outermost last: tensor parallel, expert paral
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import nn
@@ -21,19 +21,22 @@ from llmtrain_trainer.parallel.mesh import data_mesh
 COMPUTE_TYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def shard(model: Transformer, mesh: DeviceMesh, *, precision: str, zero_stage: Literal[2, 3]) -> None:
-    """Apply FSDP2 in place (HSDP when the mesh has dp_replicate).
+def shard(model: Transformer, mesh: DeviceMesh, *, precision: str, zero_stage: Literal[2, 3]) -> FSDPModule:
+    """Apply FSDP2 in place (HSDP when the mesh has dp_replicate); return the same model as what it has become.
 
     Stage 3 frees a block's parameters after forward and gathers them again in backward; stage 2 keeps them whole in
     between. Gradients are summed in fp32, never averaged: the loss is already divided by the global batch's tokens.
     """
     policy = MixedPrecisionPolicy(param_dtype=COMPUTE_TYPE[precision], reduce_dtype=torch.float32)
-    for module in (*model.layers.values(), model):
-        fully_shard(module, mesh=data_mesh(mesh), reshard_after_forward=zero_stage == 3, mp_policy=policy)
+    for block in model.layers.values():
+        fully_shard(block, mesh=data_mesh(mesh), reshard_after_forward=zero_stage == 3, mp_policy=policy)
+    # Backward begins with the root's own parameters (the output), so freeing them after forward would only cost.
+    root = fully_shard(model, mesh=data_mesh(mesh), reshard_after_forward=False, mp_policy=policy)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
+    return root
 
 
 def materialise(model: nn.Module, device: torch.device) -> None:
@@ -55,7 +58,7 @@ def initialise(model: Transformer, seed: int) -> None:
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a tensor; it shares the memory."""
-    return cast("torch.Tensor", tensor.to_local()) if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def first_row(parameter: torch.Tensor) -> int:
