@@ -9,6 +9,13 @@ from typing import Any
 from llmtrain_kind.driver import TRAINER_IMAGE
 
 NAME = "torchrun"
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "runAsNonRoot": True,
+    "runAsUser": 65532,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
 
 
 def objects(namespace: str, spec: dict[str, Any], claim: str) -> list[dict[str, Any]]:
@@ -29,42 +36,20 @@ def objects(namespace: str, spec: dict[str, Any], claim: str) -> list[dict[str, 
         "GLOO_SOCKET_IFNAME": "eth0",
         "OMP_NUM_THREADS": "1",
     }
-    restricted = {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-        "runAsNonRoot": True,
-        "runAsUser": 65532,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
     container = {
         "name": "trainer",
         "image": TRAINER_IMAGE,
         "imagePullPolicy": "IfNotPresent",
         "command": command,
         "env": [{"name": name, "value": value} for name, value in environment.items()],
-        "securityContext": restricted,
+        "securityContext": RESTRICTED,
         "volumeMounts": [
             {"name": "bench", "mountPath": "/bench"},
             {"name": "tmp", "mountPath": "/tmp"},
             {"name": "store", "mountPath": f"/mnt/llmtrain/{claim}"},
         ],
     }
-    spread = {
-        "maxSkew": 1,
-        "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": labels},
-    }
-    pod_spec = {
-        "terminationGracePeriodSeconds": 10,
-        "topologySpreadConstraints": [spread],
-        "containers": [container],
-        "volumes": [
-            {"name": "bench", "configMap": {"name": NAME}},
-            {"name": "tmp", "emptyDir": {}},
-            {"name": "store", "persistentVolumeClaim": {"claimName": claim}},
-        ],
-    }
+    pod_spec = _pod_spec(labels, container, claim)
     stateful_set = {
         "replicas": replicas,
         "podManagementPolicy": "Parallel",
@@ -79,3 +64,22 @@ def objects(namespace: str, spec: dict[str, Any], claim: str) -> list[dict[str, 
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data},
         {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": meta, "spec": stateful_set},
     ]
+
+
+def _pod_spec(labels: dict[str, str], container: dict[str, Any], claim: str) -> dict[str, Any]:
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": labels},
+    }
+    return {
+        "terminationGracePeriodSeconds": 10,
+        "topologySpreadConstraints": [spread],
+        "containers": [container],
+        "volumes": [
+            {"name": "bench", "configMap": {"name": NAME}},
+            {"name": "tmp", "emptyDir": {}},
+            {"name": "store", "persistentVolumeClaim": {"claimName": claim}},
+        ],
+    }
