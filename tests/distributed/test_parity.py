@@ -1,0 +1,59 @@
+"""Whatever the layout, the numbers are those of one process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.ranks import Job
+
+pytestmark = pytest.mark.distributed
+
+FP32_LOSS = 5e-6
+FP32_NORM = 2e-5  # relative
+BF16_LOSS = 2e-3
+
+LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
+    ("2 ranks, ZeRO-3, accumulation", 2, {}),
+    ("2 ranks, ZeRO-2", 2, {"parallelism": {"zeroStage": 2}}),
+    ("2 ranks, replicated only", 2, {"parallelism": {"replicate": 2}}),
+    ("4 ranks, bigger micro-batch", 4, {"training": {"microBatchSize": 2}}),
+    ("4 ranks, HSDP 2x2, ZeRO-3", 4, {"parallelism": {"replicate": 2}}),
+    ("4 ranks, HSDP 2x2, ZeRO-2, accumulation", 4, {"parallelism": {"replicate": 2, "zeroStage": 2}}),
+    ("3 ranks, nothing divides evenly", 3, {"training": {"globalBatchSize": 12}}),
+]
+
+
+def _numbers(job: Job, world_size: int, changes: dict[str, Any]) -> list[tuple[float, float, float]]:
+    gang = job.run(world_size, changes=changes)
+    assert gang.wait() == [0] * world_size, gang.output()
+    return [(line["loss"], line["grad_norm"], line["learning_rate"]) for line in job.metrics()]
+
+
+@pytest.mark.timeout(600)
+def test_every_layout_gives_the_losses_of_one_process(new_job: Callable[..., Job]) -> None:
+    batches = {batch: {"training": {"globalBatchSize": batch}} for batch in (8, 12)}
+    alone = {batch: _numbers(new_job(f"alone-{batch}"), 1, changes) for batch, changes in batches.items()}
+    for number, (name, world_size, changes) in enumerate(LAYOUTS):
+        expected = alone[changes.get("training", {}).get("globalBatchSize", 8)]
+        found = _numbers(new_job(f"layout-{number}"), world_size, changes)
+        assert len(found) == len(expected) == 6, name
+        for (loss, norm, rate), (loss_alone, norm_alone, rate_alone) in zip(found, expected, strict=True):
+            assert abs(loss - loss_alone) <= FP32_LOSS, name
+            assert math.isclose(norm, norm_alone, rel_tol=FP32_NORM), name
+            assert rate == rate_alone, name
+
+
+@pytest.mark.timeout(600)
+def test_bf16_is_close_to_fp32_in_every_layout(new_job: Callable[..., Job]) -> None:
+    exact = _numbers(new_job("exact"), 1, {})
+    bf16 = {"training": {"precision": "bf16"}}
+    alone = _numbers(new_job("alone"), 1, bf16)
+    sharded = _numbers(new_job("sharded"), 2, bf16)
+    for (loss, *_), (loss_bf16, *_), (loss_sharded, *_) in zip(exact, alone, sharded, strict=True):
+        assert abs(loss_bf16 - loss) <= 0.02
+        assert abs(loss_sharded - loss_bf16) <= BF16_LOSS
+    assert [n[0] for n in alone] != [n[0] for n in exact]
