@@ -1,19 +1,22 @@
-"""Native gang scheduling (Workload and PodGroup objects): alpha here, so it must be switched on by hand."""
+"""Native gang scheduling (Workload and PodGroup objects): off by default in these releases, so switched on by hand."""
 
-_GATES = ("GenericWorkload", "GangScheduling")
-
-#: API version of scheduling.k8s.io that serves the gang objects, by Kubernetes minor version.
-_API_VERSIONS = {35: "v1alpha1", 36: "v1alpha2"}
+#: Kubernetes minor version -> its feature gates, and the version of scheduling.k8s.io that serves the objects.
+_GANG_SCHEDULING = {
+    35: (("GenericWorkload", "GangScheduling"), "v1alpha1"),
+    36: (("GenericWorkload", "GangScheduling"), "v1alpha2"),
+    37: (("GenericWorkload",), "v1beta1"),
+}
 
 
 def gates(kubernetes: str) -> dict[str, bool]:
-    """Feature gates for API server and scheduler at this Kubernetes version."""
-    return dict.fromkeys(_GATES, True) if _minor(kubernetes) in _API_VERSIONS else {}
+    """Feature gates for API server, controllers and scheduler at this Kubernetes version."""
+    names, _ = _GANG_SCHEDULING.get(_minor(kubernetes), ((), ""))
+    return dict.fromkeys(names, True)
 
 
 def runtime_config(kubernetes: str) -> dict[str, str]:
     """API groups to serve beyond the default ones."""
-    version = _API_VERSIONS.get(_minor(kubernetes))
+    _, version = _GANG_SCHEDULING.get(_minor(kubernetes), ((), ""))
     return {f"scheduling.k8s.io/{version}": "true"} if version else {}
 
 
