@@ -30,10 +30,16 @@ def read(file: str) -> list[dict[str, Any]]:
     return documents
 
 
+def name_of(manifest: dict[str, Any]) -> str:
+    """Return how a manifest calls itself, whatever state it is in."""
+    metadata = manifest.get("metadata")
+    named = metadata if isinstance(metadata, dict) else {}
+    return str(named.get("name") or named.get("generateName") or "(no name)")
+
+
 def describe(file: str, manifest: dict[str, Any], problems: list[FieldProblem]) -> str:
-    """Return one paragraph per problem: where, what it is, what is allowed, the fix."""
-    name = (manifest.get("metadata") or {}).get("name", "?")
-    lines = [f"{file}: {name}: {len(problems)} problem{'s' if len(problems) > 1 else ''}"]
+    """Return one line per problem: where, what it is, what is allowed, the fix."""
+    lines = [f"{file}: {name_of(manifest)}: {len(problems)} problem{'s' if len(problems) > 1 else ''}"]
     lines += [f"  {problem}" for problem in problems]
     return "\n".join(lines)
 
@@ -50,4 +56,6 @@ def read_one_valid(file: str) -> dict[str, Any]:
     problems = validate(documents[0])
     if problems:
         raise UsageError(describe(file, documents[0], problems))
+    if not documents[0]["metadata"].get("name"):
+        raise UsageError(f"{file}: metadata.name is missing: a run on this machine needs it, to be found again")
     return documents[0]

@@ -32,5 +32,5 @@ def _check(file: str) -> int:
             code = INVALID
             print(manifest.describe(place, document, problems))
         else:
-            print(f"{place}: {document['metadata']['name']}: valid")
+            print(f"{place}: {manifest.name_of(document)}: valid")
     return code
