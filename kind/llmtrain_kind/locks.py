@@ -12,8 +12,8 @@ def locked(path: Path, waiting: str = "") -> Iterator[int]:
     """Hold an exclusive lock on ``path`` and yield its file descriptor.
 
     Prints ``waiting`` to stderr when somebody else holds the lock. The descriptor may be handed to a child process: the
-    lock then lasts until the child has closed it too. The holder may delete the file as its last act: whoever waited for it
-    takes a new one.
+    lock then lasts until the child has closed it too. The holder may delete the file as its last act: whoever waited
+    for it takes a new one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
