@@ -201,6 +201,11 @@ def test_a_deleted_worker_explains_the_lost_peers() -> None:
     assert decision.status.restarts.since_progress == {} and decision.status.restarts.by_class == {"Disruption": 1}
 
 
+def test_a_crash_that_follows_from_a_gone_worker_burns_no_budget() -> None:
+    decision = decide(make_job().running(), gang_with(make_rank(0, 1), make_rank(1))[:1])
+    assert only_failure(decision).failure_class is FailureClass.DISRUPTION
+
+
 @pytest.mark.parametrize(
     ("change", "expected", "text"),
     [

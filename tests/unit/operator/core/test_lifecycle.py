@@ -121,9 +121,9 @@ def test_success_of_some_ranks_waits_for_the_others() -> None:
 
 
 def test_a_worker_that_left_after_all_its_ranks_ended_well_is_no_failure() -> None:
-    workers = [replace(ended_gang()[0], phase="Succeeded", exit_code=0), make_gang()[1]]
-    decision = step(make_job().running(), workers)
-    assert decision.status.attempt == 1 and not decision.create
+    left = make_worker(0, phase="Succeeded", exit_code=0, agent=make_agent(0, 2, [make_rank(0, 0)]))
+    decision = step(make_job().running(attempt=2), [left, make_gang(attempt=2)[1]])
+    assert decision.status.attempt == 2 and not decision.create
 
 
 def test_a_settled_job_costs_nothing() -> None:
