@@ -23,6 +23,8 @@ from llmtrain_operator.kube.resources import EVENTS, JOBS, LEASES, PODS, SECRETS
 from tests.support.merging import Object, merged, minus, without
 
 RESOURCES = {resource.plural: resource for resource in (JOBS, PODS, SECRETS, EVENTS, LEASES)}
+NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
+DEFINITIONS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition")
 WRITES = frozenset({"create", "update", "patch", "delete"})
 
 
@@ -151,6 +153,10 @@ class FakeApiServer:
             self._news.notify_all()
         self.end_watches()
 
+    async def tell_error(self, resource: Resource) -> None:
+        """Send the watches an error that is not 410: kopf dies of it."""
+        await self._tell(resource, "ERROR", {"kind": "Status", "code": 500, "message": "injected", "metadata": {}})
+
     # ---- HTTP
 
     async def _handle(self, http: web.Request) -> web.StreamResponse:
@@ -172,7 +178,7 @@ class FakeApiServer:
         except ConnectionResetError:
             if http.transport is not None:
                 http.transport.abort()
-            raise
+            return web.Response()
 
     async def _fault(self, http: web.Request, request: Request) -> bool:
         fault = next((f for f in self.faults if f.hits < f.times and f.fits(request)), None)
@@ -321,6 +327,7 @@ class FakeApiServer:
 
     async def _tell(self, resource: Resource, kind: str, obj: Object) -> None:
         async with self._news:
+            self._version = max(self._version, next(self._versions)) if kind == "ERROR" else self._version
             self._log[resource.plural].append((self._version, kind, copy.deepcopy(obj)))
             self._news.notify_all()
 
@@ -339,23 +346,22 @@ def _parse(http: web.Request, parts: list[str]) -> tuple[Request, Resource]:
 
 
 def _discovery(parts: list[str]) -> Object:
-    groups = {resource.group: resource.version for resource in RESOURCES.values() if resource.group}
+    """kopf waits for ever unless it finds namespaces and definitions, although it is told not to read them."""
+    known = [*RESOURCES.values(), NAMESPACES, DEFINITIONS]
     if parts == ["api"]:
         return {"kind": "APIVersions", "versions": ["v1"]}
     if parts == ["apis"]:
-        versions = {
-            group: {"groupVersion": f"{group}/{version}", "version": version} for group, version in groups.items()
-        }
+        groups = {r.group: {"groupVersion": r.api_version, "version": r.version} for r in known if r.group}
         return {
             "kind": "APIGroupList",
-            "groups": [{"name": group, "versions": [v], "preferredVersion": v} for group, v in versions.items()],
+            "groups": [{"name": group, "versions": [v], "preferredVersion": v} for group, v in groups.items()],
         }
     group = "" if parts[0] == "api" else parts[1]
     verbs = ["get", "list", "watch", "create", "update", "patch", "delete"]
-    found = [r for r in RESOURCES.values() if r.group == group]
     entries = [
         {"name": r.plural, "singularName": r.kind.lower(), "kind": r.kind, "namespaced": True, "verbs": verbs}
-        for r in found
+        for r in known
+        if r.group == group
     ]
     return {"kind": "APIResourceList", "resources": entries}
 
