@@ -167,7 +167,7 @@ def main() -> int:
     started = time.monotonic()
     phases = Phases()
     REPORT.parent.mkdir(exist_ok=True)
-    reason = why_no_cluster()
+    reason = "LLMTRAIN_DEMO=local asks for none" if os.environ.get("LLMTRAIN_DEMO") == "local" else why_no_cluster()
     if reason:
         print(f"no cluster on this machine: {reason}\nThe same story follows with processes in place of pods.")
         from llmtrain_kind.demo_local import play_local
