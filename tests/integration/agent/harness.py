@@ -232,10 +232,11 @@ class Stage:
         return self.agents[-1]
 
     async def running(self, spec: dict[str, Any] | None = None, ranks: int = 2, **environment: str) -> AgentProcess:
-        """Start an agent and attempt 1 on it, and wait until its ranks are reported."""
+        """Start an agent and attempt 1 on it, and wait until its ranks are reported and can handle signals."""
         agent = self.agent(**environment)
         await self.coordinator.give(run_order(1, spec, ranks))
         await self.coordinator.until(lambda report: is_running(report, 1), "attempt 1 runs")
+        await eventually(lambda: len(list(self.folder.glob("work/*/attempt-1/*.up"))) == ranks, "all ranks are up")
         return agent
 
 

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from llmtrain_api.launch import RankLaunch
@@ -23,7 +24,7 @@ _SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 def run(launch: RankLaunch) -> int:
-    """Do what the spec says; without `steps` run until a signal comes."""
+    """Do what the spec says; without `steps` run until a signal comes. Its file NAME.up tells that it is."""
     spec = launch.spec
     if spec.get("ignoreSigterm"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -37,6 +38,7 @@ def run(launch: RankLaunch) -> int:
         print(spec["say"].format(**_facts(launch)), flush=True)
     if spec.get("raise"):
         raise RuntimeError(spec["raise"])
+    Path(f"{launch.error_file}.up").touch()
     _train(launch)
     if spec.get("message"):
         _tell_error(launch, spec["message"])
@@ -58,7 +60,6 @@ def _train(launch: RankLaunch) -> None:
     first = spec.get("firstStep", 1)
     every = spec.get("checkpointEvery", 0)
     told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    told.setblocking(False)
     first_at = time.time()
     for step in range(first, first + steps):
         time.sleep(spec.get("stepSeconds", 0.01))
@@ -75,6 +76,8 @@ def _train(launch: RankLaunch) -> None:
             step_at=time.time(),
             checkpoint_step=step - step % every if every else -1,
         )
+        # The kernel queues ten datagrams and drops what comes after: the last word must not be among that.
+        told.settimeout(30 if step == first + steps - 1 else 0)
         with contextlib.suppress(BlockingIOError):
             told.sendto(progress.model_dump_json(by_alias=True).encode(), launch.progress_socket)
 

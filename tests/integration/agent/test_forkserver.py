@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
-from tests.integration.agent.harness import Stage, eventually, has_ended, is_running, named, on_stage, run_order
+from tests.integration.agent.harness import (
+    AgentProcess,
+    Stage,
+    eventually,
+    has_ended,
+    is_running,
+    named,
+    on_stage,
+    run_order,
+)
 
 
 @on_stage
@@ -22,24 +32,32 @@ async def test_killed_forkserver_is_the_end_of_its_ranks_and_is_replaced(stage: 
     assert named(family, "lt-forkserver") != first
 
 
+async def importing(stage: Stage) -> tuple[AgentProcess, Path]:
+    """Start an agent with an order to run, whose fork-server imports until the returned file is there."""
+    gate = stage.folder / "gate"
+    agent = stage.agent(LLMTRAIN_RANK_ENTRY="tests.integration.agent.gated_import:run", GATE=str(gate))
+    await stage.coordinator.give(run_order(1))
+    await stage.coordinator.until(lambda r: not r.warm and r.seen_version == "2", "the order in force, but cold")
+    return agent, gate
+
+
 @on_stage
 async def test_forkserver_killed_while_importing_delays_the_ranks_only(stage: Stage) -> None:
-    agent = stage.agent(LLMTRAIN_RANK_ENTRY="tests.integration.agent.slow_import:run")
-    await stage.coordinator.give(run_order(1))
-    await stage.coordinator.until(lambda r: not r.warm and r.seen_version, "the order in force, but cold")
-    os.kill(
-        (await eventually(lambda: named(agent.descendants(), "lt-forkserver"), "the fork-server"))[0], signal.SIGKILL
-    )
+    agent, gate = await importing(stage)
+    forkservers = await eventually(lambda: named(agent.descendants(), "lt-forkserver"), "the fork-server")
+    os.kill(forkservers[0], signal.SIGKILL)
+    await eventually(lambda: agent.event("forkserver_lost"), "the agent notices")
+    gate.touch()
     report = (await stage.coordinator.until(lambda r: is_running(r, 1), "attempt 1 runs")).report
     assert report.warm
 
 
 @on_stage
 async def test_order_withdrawn_while_importing_starts_nothing(stage: Stage) -> None:
-    agent = stage.agent(LLMTRAIN_RANK_ENTRY="tests.integration.agent.slow_import:run")
-    await stage.coordinator.give(run_order(1))
-    await stage.coordinator.until(lambda r: not r.warm and r.seen_version, "the order in force, but cold")
+    agent, gate = await importing(stage)
     await stage.coordinator.give(run_order(2))
+    await stage.coordinator.until(lambda r: r.seen_version == "3", "the second order in force")
+    gate.touch()
     await stage.coordinator.until(lambda r: is_running(r, 2), "attempt 2 runs")
     assert [line["starting"] for line in agent.log() if line["event"] == "ranks_starting"] == [2]
 

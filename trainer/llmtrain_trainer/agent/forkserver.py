@@ -30,6 +30,7 @@ from llmtrain_trainer.agent import linux
 from llmtrain_trainer.agent.frames import Decoder, encode
 from llmtrain_trainer.agent.rank_process import become_rank
 from llmtrain_trainer.agent.settings import DEFAULT_RANK_ENTRY
+from llmtrain_trainer.warmup import modules_after_one_step
 
 
 class ForkServer:
@@ -133,10 +134,11 @@ def warm_up(entry_name: str) -> dict[str, Any]:
     """Import what a rank will need, and say how it went. A module that refuses is the rank's to report, not ours."""
     began = time.monotonic()
     refused: dict[str, str] = {}
+    gc.disable()  # imports make little garbage, and looking for it takes a sixth of their time
     for module in _modules(entry_name, refused):
         _import(module, refused)
-    gc.collect()
     gc.freeze()  # else the first collection in a rank writes to, and so copies, every inherited page
+    gc.enable()
     return {"seconds": time.monotonic() - began, "threads": linux.thread_count(), "refused": refused}
 
 
@@ -145,12 +147,10 @@ def _modules(entry_name: str, refused: dict[str, str]) -> list[str]:
     if entry_name != DEFAULT_RANK_ENTRY:
         return [entry_module]
     try:
-        from llmtrain_trainer.warmup import modules_after_one_step
-
         return [entry_module, *modules_after_one_step()]
-    except Exception as error:
-        refused["llmtrain_trainer.warmup"] = f"{type(error).__name__}: {error}"
-        return ["torch", entry_module]
+    except RuntimeError as error:  # ranks will start slowly, and say themselves what is wrong
+        refused["what one step needs"] = str(error)
+        return [entry_module]
 
 
 def _import(module: str, refused: dict[str, str]) -> None:
@@ -168,6 +168,7 @@ def main(arguments: list[str]) -> None:
     with socket.socket(fileno=descriptor) as control:
         control.set_inheritable(False)
         ForkServer(control, entry_name).serve()
+    os._exit(0)  # an orderly end of an interpreter with torch in it may abort, and says so in the worker's log
 
 
 if __name__ == "__main__":
