@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from llmtrain_api.rule import Rule, Term
 
 MUTABLE = (
@@ -40,13 +38,14 @@ _WORDS = {
     "spec.checkpoint": ("store", "everySteps", "keep"),
 }
 """Fields whose values are shown in the message."""
-_WHOLES = {"spec.workers": ("template",), "spec.data": ("sources",)}
-"""Fields compared as a whole: too much to show."""
-
-
-def _unordered(value: Any) -> Any:
-    """The sources are a set of addresses to an API server: another order is no change."""
-    return sorted(value, key=repr) if isinstance(value, list) else value
+_WHOLES = {
+    "spec.workers": {"template": "self.template == oldSelf.template"},
+    # To an API server the order in a list that is a map does not count; to the order of the data it does.
+    "spec.data": {
+        "sources": "self.sources == oldSelf.sources && self.sources.map(s, s.uri) == oldSelf.sources.map(s, s.uri)"
+    },
+}
+"""Fields compared as a whole, with their CEL: too much to show."""
 
 
 def _rule(at: str, name: str, same: str, now: Term, before: Term) -> Rule:
@@ -55,7 +54,7 @@ def _rule(at: str, name: str, same: str, now: Term, before: Term) -> Rule:
         field=name,
         reads=(name,),
         cel=same,
-        holds=lambda s: _unordered(s.now.get(name)) == _unordered(s.before.get(name)),
+        holds=lambda s: s.now.get(name) == s.before.get(name),
         value=now,
         allowed="{before}, because it cannot change once the job exists",
         fix="put it back, or delete the job and create it anew",
@@ -91,7 +90,7 @@ def _of_whole(at: str, name: str) -> Rule:
     return _rule(
         at,
         name,
-        f"self.{name} == oldSelf.{name}",
+        _WHOLES[at][name],
         Term("'a change'", lambda s: "a change"),
         Term("'what the job was created with'", lambda s: "what the job was created with"),
     )

@@ -1,5 +1,8 @@
 """Every rule that a type alone cannot say, declared once. Tested with one table of manifests in Python, in CEL, and by
-a real API server."""
+a real API server.
+
+An API server asks a rule also where a field it reads breaks its own bounds: no rule may divide by zero then.
+"""
 
 from __future__ import annotations
 
@@ -91,8 +94,8 @@ _HEADS_DIVIDE_DIM = Rule(
     at="spec.model",
     field="heads",
     reads=("preset", "dim", "heads"),
-    cel=f"!{_KNOWN} || {_DIM.cel} % {_HEADS.cel} == 0",
-    holds=lambda s: not _known(s) or _DIM.of(s) % _HEADS.of(s) == 0,
+    cel=f"!{_KNOWN} || {_HEADS.cel} < 1 || {_DIM.cel} % {_HEADS.cel} == 0",
+    holds=lambda s: not _known(s) or _HEADS.of(s) < 1 or _DIM.of(s) % _HEADS.of(s) == 0,
     value=_HEADS,
     allowed="a divisor of dim, which is {dim}",
     fix="change heads or dim",
@@ -102,8 +105,10 @@ _HEAD_IS_EVEN = Rule(
     at="spec.model",
     field="heads",
     reads=("preset", "dim", "heads"),
-    cel=f"!{_KNOWN} || {_DIM.cel} % {_HEADS.cel} != 0 || {_DIM.cel} / {_HEADS.cel} % 2 == 0",
-    holds=lambda s: not _known(s) or _DIM.of(s) % _HEADS.of(s) != 0 or _DIM.of(s) // _HEADS.of(s) % 2 == 0,
+    cel=f"!{_KNOWN} || {_HEADS.cel} < 1 || {_DIM.cel} % {_HEADS.cel} != 0 || {_DIM.cel} / {_HEADS.cel} % 2 == 0",
+    holds=lambda s: (
+        not _known(s) or _HEADS.of(s) < 1 or _DIM.of(s) % _HEADS.of(s) != 0 or _DIM.of(s) // _HEADS.of(s) % 2 == 0
+    ),
     value=_HEADS,
     allowed="a number of heads whose width is even, because rotary positions turn pairs; dim {dim} makes it {width}",
     fix="change heads or dim",
@@ -113,8 +118,8 @@ _KV_HEADS_DIVIDE_HEADS = Rule(
     at="spec.model",
     field="kvHeads",
     reads=("preset", "heads", "kvHeads"),
-    cel=f"!{_KNOWN} || {_HEADS.cel} % {_KV_HEADS.cel} == 0",
-    holds=lambda s: not _known(s) or _HEADS.of(s) % _KV_HEADS.of(s) == 0,
+    cel=f"!{_KNOWN} || {_KV_HEADS.cel} < 1 || {_HEADS.cel} % {_KV_HEADS.cel} == 0",
+    holds=lambda s: not _known(s) or _KV_HEADS.of(s) < 1 or _HEADS.of(s) % _KV_HEADS.of(s) == 0,
     value=_KV_HEADS,
     allowed="a divisor of heads, which is {heads}",
     fix="change kvHeads or heads",
@@ -155,13 +160,14 @@ _NEXT_BATCH = Term(
 )
 _SHAPE_READS = ("workers.replicas", "workers.ranksPerWorker", "workers.accelerator.count")
 
+_REPLICATE = Term("self.parallelism.replicate", lambda s: s.now["parallelism"]["replicate"])
 _REPLICATE_DIVIDES_WORLD = Rule(
     at="spec",
     field="parallelism.replicate",
     reads=("parallelism.replicate", *_SHAPE_READS),
-    cel=f"{_WORLD.cel} % self.parallelism.replicate == 0",
-    holds=lambda s: _WORLD.of(s) % s.now["parallelism"]["replicate"] == 0,
-    value=Term("self.parallelism.replicate", lambda s: s.now["parallelism"]["replicate"]),
+    cel=f"{_REPLICATE.cel} < 1 || {_WORLD.cel} % {_REPLICATE.cel} == 0",
+    holds=lambda s: _REPLICATE.of(s) < 1 or _WORLD.of(s) % _REPLICATE.of(s) == 0,
+    value=_REPLICATE,
     allowed="a divisor of the number of ranks, {world} (workers.replicas {replicas} x {ranks} ranks)",
     fix="change parallelism.replicate, workers.replicas or workers.ranksPerWorker",
     terms={"world": _WORLD, "replicas": _REPLICAS, "ranks": _RANKS},
@@ -170,8 +176,8 @@ _BATCH_IS_SHARED_OUT = Rule(
     at="spec",
     field="training.globalBatchSize",
     reads=("training.globalBatchSize", "training.microBatchSize", *_SHAPE_READS),
-    cel=f"{_BATCH.cel} % {_UNIT.cel} == 0",
-    holds=lambda s: _BATCH.of(s) % _UNIT.of(s) == 0,
+    cel=f"{_UNIT.cel} < 1 || {_BATCH.cel} % {_UNIT.cel} == 0",
+    holds=lambda s: _UNIT.of(s) < 1 or _BATCH.of(s) % _UNIT.of(s) == 0,
     value=_BATCH,
     allowed="a multiple of {unit} (workers.replicas {replicas} x {ranks} ranks x microBatchSize {micro})",
     fix="use {next}, or change the number of ranks or microBatchSize",

@@ -13,10 +13,6 @@ from pydantic import BaseModel
 
 Schema = dict[str, Any]
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
-_INTEGER_BOUNDS = {
-    "int32": (-(2**31), 2**31 - 1),
-    "int64": (-(2**63), 2**63 - 1),
-}
 _DROPPED = ("title", "discriminator", "$defs")
 
 
@@ -91,12 +87,11 @@ def _convert_exclusive(out: Schema) -> None:
 
 
 def _convert_integer(out: Schema) -> None:
-    """Every integer has a width; a bound that the width gives already is left out (int64's is no exact float)."""
-    low, high = _INTEGER_BOUNDS[out.setdefault("format", "int32")]
-    if out.get("minimum") == low:
-        del out["minimum"]
-    if out.get("maximum") == high:
-        del out["maximum"]
+    """Every integer has a width. The bounds of int64 are left out: they are no exact floats, as a schema needs them."""
+    if out.setdefault("format", "int32") == "int64":
+        for name, bound in (("minimum", -(2**63)), ("maximum", 2**63 - 1)):
+            if out.get(name) == bound:
+                del out[name]
 
 
 def _convert_additional(out: Schema, definitions: dict[str, Schema], at: str) -> None:

@@ -173,12 +173,12 @@ def _repeated(schema: Schema, value: Any, at: str) -> Iterator[FieldProblem]:
 
 
 def _broken_rules(manifest: dict[str, Any], old: dict[str, Any] | None, wrong: set[str]) -> Iterator[FieldProblem]:
-    now = _complete(manifest)
-    before = _complete(old) if old else None
+    now = complete(manifest)
+    before = complete(old) if old else None
     for rule in RULES:
         if rule.transition and before is None:
             continue
-        for path, scope in _scopes(rule, now, before):
+        for path, scope in scopes(rule, now, before):
             if not _readable(rule, path, scope, wrong) or rule.holds(scope):
                 continue
             field = f"{path}.{rule.field}".strip(".") if rule.field else path
@@ -188,13 +188,14 @@ def _broken_rules(manifest: dict[str, Any], old: dict[str, Any] | None, wrong: s
             )
 
 
-def _complete(manifest: dict[str, Any]) -> dict[str, Any]:
+def complete(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest as an API server would store it: nulls dropped, defaults filled in."""
     schema = job_schema()["properties"]["spec"]
     return {**manifest, "spec": with_defaults(schema, without_nulls(schema, manifest.get("spec")))}
 
 
-def _scopes(rule: Rule, now: Any, before: Any) -> list[tuple[str, Scope]]:
-    """The nodes that a rule is about, each with its path; [] in rule.at stands for every item."""
+def scopes(rule: Rule, now: Any, before: Any) -> list[tuple[str, Scope]]:
+    """Return the nodes that a rule is about, each with its path; [] in rule.at stands for every item."""
     found = [("", Scope(now, before))]
     for step in rule.at.split(".") if rule.at else ():
         name, items = step.removesuffix("[]"), step.endswith("[]")

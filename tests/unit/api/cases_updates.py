@@ -1,0 +1,97 @@
+"""Updates of what may not change: a part of the table in cases.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.unit.api.manifests import ABSENT, Case
+
+
+def _frozen(name: str, path: str, value: Any, *words: str, blamed: str = "", **old: Any) -> Case:
+    """An update of one field that may not change."""
+    before = {key.replace("__", "."): item for key, item in old.items()}
+    return Case(f"update of {name}", {**before, path: value}, (blamed or path,), (*words, "cannot change"), old=before)
+
+
+TEMPLATE = {"spec": {"nodeSelector": {"a": "b"}}}
+FROZEN = (
+    _frozen(
+        "managedBy",
+        "spec.managedBy",
+        "tests.llmtrain.dev/other",
+        "tests.llmtrain.dev/other is refused",
+        "allowed: tests.llmtrain.dev/nobody",
+    ),
+    _frozen("the image", "spec.workers.image", "trainer:2", "trainer:2 is refused; allowed: trainer:1"),
+    _frozen("the ranks per worker", "spec.workers.ranksPerWorker", 1, "1 is refused; allowed: 2"),
+    _frozen(
+        "the ranks per worker, taken away",
+        "spec.workers.ranksPerWorker",
+        ABSENT,
+        "nothing is refused; allowed: 2",
+        spec__training__globalBatchSize=16,
+    ),
+    _frozen(
+        "the accelerator",
+        "spec.workers.accelerator",
+        {"count": 4},
+        "4 is refused; allowed: 8",
+        blamed="spec.workers.accelerator.count",
+    ),
+    _frozen("the pod template", "spec.workers.template", TEMPLATE, "a change is refused"),
+    _frozen(
+        "a key of the pod template",
+        "spec.workers.template",
+        {"spec": {"tolerations": []}},
+        spec__workers__template=TEMPLATE,
+    ),
+    _frozen(
+        "a value in the pod template",
+        "spec.workers.template",
+        {"spec": {"nodeSelector": {"c": "b"}}},
+        spec__workers__template=TEMPLATE,
+    ),
+    _frozen("the preset", "spec.model.preset", "demo", "demo is refused; allowed: tiny"),
+    _frozen("a dimension, added", "spec.model.layers", 3, "3 is refused; allowed: nothing"),
+    _frozen("the model's replicas", "spec.parallelism.replicate", 2, "2 is refused; allowed: 1"),
+    _frozen("the steps", "spec.training.steps", 40, "40 is refused; allowed: 20"),
+    _frozen(
+        "the learning rate",
+        "spec.training.optimizer",
+        {"learningRate": 1.5e-6},
+        "1.5e-06 is refused; allowed: 0.0003",
+        blamed="spec.training.optimizer.learningRate",
+    ),
+    _frozen(
+        "the clipping",
+        "spec.training.optimizer",
+        {"gradientClipNorm": 2},
+        "2 is refused; allowed: 1,",
+        blamed="spec.training.optimizer.gradientClipNorm",
+    ),
+    _frozen(
+        "the schedule",
+        "spec.training.schedule",
+        {"kind": "constant"},
+        "constant is refused; allowed: cosine",
+        blamed="spec.training.schedule.kind",
+    ),
+    _frozen("the seed", "spec.training.seed", 1, "1 is refused; allowed: 1234"),
+    _frozen("the sources", "spec.data.sources", [{"uri": "file:///other"}], "a change is refused"),
+    _frozen(
+        "the order of the sources",
+        "spec.data.sources",
+        [{"uri": "file:///b"}, {"uri": "file:///a"}],
+        "a change is refused",
+        spec__data__sources=[{"uri": "file:///a"}, {"uri": "file:///b"}],
+    ),
+    _frozen(
+        "the tokenizer, added",
+        "spec.data.tokenizer",
+        {"uri": "file:///t.json"},
+        "file:///t.json is refused; allowed: nothing",
+        blamed="spec.data.tokenizer.uri",
+    ),
+    _frozen("the store", "spec.checkpoint.store", "pvc://checkpoints/other", "allowed: pvc://checkpoints/case"),
+    _frozen("the checkpoints kept", "spec.checkpoint.keep", 5, "5 is refused; allowed: 3"),
+)
