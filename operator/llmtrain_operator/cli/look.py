@@ -54,11 +54,11 @@ def command(options: argparse.Namespace) -> int:
     return 0
 
 
-def watch(fetch: Callable[[], Sight], sight: Sight, console: Console, period_seconds: float = PERIOD_SECONDS) -> int:
+def watch(fetch: Callable[[], Sight], sight: Sight, console: Console) -> int:
     """Draw the job again and again until it has ended; return 1 where it failed. What cannot be read is waited for."""
     with Live(render(sight.job, sight.losses), console=console, refresh_per_second=2) as live:
         while sight.job.status.state not in TERMINAL_STATES:
-            time.sleep(period_seconds)
+            time.sleep(PERIOD_SECONDS)
             try:
                 sight = fetch()
                 live.update(render(sight.job, sight.losses))

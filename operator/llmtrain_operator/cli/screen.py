@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -27,20 +28,21 @@ LOSSES_SHOWN = 60
 
 def sparkline(values: Sequence[float]) -> str:
     """Return one character per value, from the lowest to the highest of them; values that are not finite are gaps."""
-    finite = [value for value in values if value == value and abs(value) != float("inf")]
+    finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
     low, high = min(finite), max(finite)
-    span = (high - low) or 1.0
-    return "".join(
-        BARS[round((value - low) / span * (len(BARS) - 1))] if value == value and abs(value) != float("inf") else " "
-        for value in values
-    )
+
+    def bar(value: float) -> str:
+        share = (value / 2 - low / 2) / (high / 2 - low / 2) if high / 2 > low / 2 else float(value > low)
+        return BARS[round(share * (len(BARS) - 1))]
+
+    return "".join(bar(value) if math.isfinite(value) else " " for value in values)
 
 
 def duration(seconds: float) -> str:
     """Return seconds in the two units that matter: 42s, 7m05s, 3h12m, 2d4h."""
-    whole = int(seconds)
+    whole = max(0, int(seconds))
     if whole < 60:
         return f"{whole}s"
     if whole < 3600:
@@ -61,6 +63,9 @@ def render(job: LLMTrainJob, losses: Sequence[float] = ()) -> RenderableType:
     rows.append(_facts(status))
     if status.failures:
         rows.append(_failures(status))
+        earlier = max(status.restarts.total, len(status.failures)) - FAILURES_SHOWN
+        if earlier > 0:
+            rows.append(Text(f"and {earlier} earlier", style="dim"))
     return Group(*rows)
 
 
@@ -109,10 +114,10 @@ def _failures(status: LLMTrainJobStatus) -> Table:
         table.add_row(
             failure.at[11:19],
             failure.failure_class.value,
-            f"{failure.pod}{rank}",
+            Text(f"{failure.pod}{rank}"),
             failure.action.value,
             "" if failure.lost_steps is None else str(failure.lost_steps),
             "" if seconds is None else f"{seconds} s",
-            failure.message,
+            Text(failure.message),
         )
     return table
