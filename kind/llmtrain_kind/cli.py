@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -31,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Users of Debian other than root have no sbin in their PATH, but ip, tc and nft lie there.
     os.environ["PATH"] = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
     options = _parser().parse_args(arguments)
+    # As Ctrl-C: a start that is told to end clears away what it has begun.
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         options.run(options)
     except ClusterError as error:
@@ -40,6 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("kind/cluster: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,6 +14,9 @@ from llmtrain_kind.processes import Process, find_process
 
 _ROOT = Path("/sys/fs/cgroup")
 
+#: What a kubelet asks for on version 2, where the kernel has it (supportedUnifiedControllers in pkg/kubelet/cm), and io.
+_NEEDED = {"cpu", "cpuset", "memory", "hugetlb", "pids", "io"}
+
 
 @dataclass(frozen=True)
 class Cgroups:
@@ -84,7 +87,7 @@ def hierarchies(mounts: str, kind: str) -> tuple[Path, ...]:
 
 
 def _enable_controllers(folder: Path, root: Path) -> None:
-    available = set(_read(folder / "cgroup.controllers").split())
+    available = _NEEDED & set(_read(folder / "cgroup.controllers").split())
     missing = available - set(_read(folder / "cgroup.subtree_control").split())
     if not missing:
         return
