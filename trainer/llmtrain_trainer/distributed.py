@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -20,6 +21,7 @@ RENDEZVOUS_TIMEOUT = timedelta(seconds=120)
 COLLECTIVE_TIMEOUT = timedelta(seconds=300)
 """A rank that is alive but silent this long is lost. A dead one is noticed at once: its sockets close."""
 FAREWELL_TIMEOUT = timedelta(seconds=10)
+CONNECT_POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,35 @@ def join(config: RunConfig) -> Ranks:
 
     Raises:
         PeerLostError: not all ranks came in time.
+        OSError: rank 0 cannot listen, because the port is taken.
     """
+    launch, on_gpu = config.launch, config.device.type == "cuda"
+    _choose_interface(launch.master_address, launch.master_port)
+    if on_gpu:
+        torch.cuda.set_device(config.device)
+    timeout = timedelta(seconds=config.start_timeout_seconds)
+    ranks = Ranks(_open_store(config), launch.global_rank, launch.world_size, timeout)
+    ranks.meet("rendezvous", min(RENDEZVOUS_TIMEOUT, timeout))
+    try:
+        dist.init_process_group(
+            backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            store=PrefixStore("group", ranks.store),
+            rank=launch.global_rank,
+            world_size=launch.world_size,
+            timeout=COLLECTIVE_TIMEOUT,
+            device_id=config.device if on_gpu else None,
+        )
+    except (RuntimeError, OSError) as error:
+        raise PeerLostError(f"rank {launch.global_rank} could not connect to the other ranks: {error}") from error
+    return ranks
+
+
+def _open_store(config: RunConfig) -> Store:
     launch = config.launch
     where = f"{launch.master_address}:{launch.master_port}"
-    _choose_interface(launch.master_address, launch.master_port)
-    if config.device.type == "cuda":
-        torch.cuda.set_device(config.device)
+    timeout = min(RENDEZVOUS_TIMEOUT, timedelta(seconds=config.start_timeout_seconds))
+    if not config.is_first:
+        _wait_for_listener(launch.master_address, launch.master_port, timeout)
     try:
         raw = TCPStore(
             launch.master_address,
@@ -89,27 +114,28 @@ def join(config: RunConfig) -> Ranks:
             world_size=launch.world_size,
             is_master=config.is_first,
             wait_for_workers=False,
-            timeout=RENDEZVOUS_TIMEOUT,
-        )
-        store = PrefixStore(f"{launch.job_uid or launch.run_id}/{launch.attempt}", raw)
-        ranks = Ranks(store, launch.global_rank, launch.world_size, timedelta(seconds=config.start_timeout_seconds))
-        ranks.meet("rendezvous", RENDEZVOUS_TIMEOUT)
-        dist.init_process_group(
-            backend="cpu:gloo,cuda:nccl" if config.device.type == "cuda" else "gloo",
-            store=PrefixStore("group", store),
-            rank=launch.global_rank,
-            world_size=launch.world_size,
-            timeout=COLLECTIVE_TIMEOUT,
-            device_id=config.device if config.device.type == "cuda" else None,
+            timeout=timeout,
         )
     except (RuntimeError, OSError) as error:
-        if "address already in use" in str(error).lower() or "EADDRINUSE" in str(error):
-            raise OSError(f"rank 0 cannot listen at {where}: the port is taken: {error}") from error
-        raise PeerLostError(
-            f"rank {launch.global_rank} of {launch.world_size} did not meet the others at {where} "
-            f"within {RENDEZVOUS_TIMEOUT.seconds} s (attempt {launch.attempt}): {error}"
-        ) from error
-    return ranks
+        if config.is_first:
+            raise OSError(f"rank 0 cannot listen at {where}: {error}") from error
+        raise PeerLostError(f"rank {launch.global_rank} did not find rank 0 at {where}: {error}") from error
+    return PrefixStore(f"{launch.job_uid or launch.run_id}/{launch.attempt}", raw)
+
+
+def _wait_for_listener(address: str, port: int, timeout: timedelta) -> None:
+    """Return when rank 0 listens. TCPStore's own retries wait up to a second in between, and overrun the timeout."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=max(1.0, deadline - time.monotonic())).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise PeerLostError(
+                    f"rank 0 did not listen at {address}:{port} within {timeout.total_seconds():.0f} s: {error}"
+                ) from error
+        time.sleep(CONNECT_POLL_SECONDS)
 
 
 def leave(ranks: Ranks) -> None:

@@ -16,7 +16,6 @@ from llmtrain_trainer.errors import UserError
 
 TEXT_SUFFIXES = frozenset(".txt .md .rst .py .html .tex .csv .c .h .cpp .go .rs .js .ts".split())
 JSON_LINES = ".jsonl"
-STDLIB = "python-stdlib"
 STDLIB_LEFT_OUT = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "__pycache__"}
 )
@@ -120,8 +119,6 @@ def _hidden(file: Path, root: Path) -> bool:
 
 
 def _standard_library(field: str, uri: str) -> Source:
-    if Uri.parse(uri).path != STDLIB:
-        raise UserError(field, uri, "there is no such built-in text", allowed=f"builtin://{STDLIB}", fix="use it")
     root = Path(sysconfig.get_path("stdlib"))
     files: list[Path] = []
     for folder, below, names in os.walk(root):

@@ -1,0 +1,127 @@
+"""A run that is hurt ends with the very bits of one that is not."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.ranks import Gang, Job
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
+
+TWELVE: dict[str, Any] = {"training": {"steps": 12}}
+
+
+def _finish(job: Job, world_size: int, **options: Any) -> Gang:
+    gang = job.run(world_size, **options)
+    assert gang.wait() == [0] * world_size, gang.output()
+    return gang
+
+
+@pytest.fixture
+def unhurt(new_job: Callable[..., Job]) -> list[float]:
+    """The losses of twelve undisturbed steps on two ranks."""
+    job = new_job("unhurt", **TWELVE)
+    _finish(job, 2)
+    return job.losses()
+
+
+def test_two_unhurt_runs_have_the_same_bits_and_learn(new_job: Callable[..., Job], unhurt: list[float]) -> None:
+    again = new_job("again", **TWELVE)
+    _finish(again, 2)
+    assert again.losses() == unhurt
+    assert unhurt[-1] < unhurt[0]
+    other = new_job("other-seed", training={"steps": 12, "seed": 5})
+    _finish(other, 2)
+    assert other.losses()[0] != unhurt[0]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_kill_9_at_random_moments_repeats_no_bit_wrongly(
+    new_job: Callable[..., Job], unhurt: list[float], seed: int
+) -> None:
+    chance = random.Random(seed)
+    job = new_job("hurt", **TWELVE)
+    for _ in range(4):
+        before = len(job.metrics()) if job.store.exists() and (job.store / "metrics.jsonl").exists() else 0
+        gang = job.launch(2)
+        lines = before + chance.randrange(0, 4)
+        gang.until(lambda: _lines(job) >= lines or len(gang.codes) == 2, "some steps")  # noqa: B023
+        victim = chance.randrange(2)
+        gang.signal(signal.SIGKILL, victim)
+        gang.until(lambda: victim in gang.codes, "the victim ends")  # noqa: B023
+        if lines == before:  # it may not have met the other yet, who then waits for it until the agent ends it too
+            gang.signal(signal.SIGKILL)
+        assert set(gang.wait()) <= {-9, 75, 0}, gang.output()
+    _finish(job, 2)
+    assert job.losses() == unhurt
+    assert job.checkpoints()[-1] == "step-00000012"
+    assert not [name for name in job.checkpoints() if not name.removeprefix("step-").isdigit()], "nothing half-written"
+
+
+def _lines(job: Job) -> int:
+    try:
+        return (job.store / "metrics.jsonl").read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
+
+
+def test_sigterm_finishes_the_step_checkpoints_and_exits_143(new_job: Callable[..., Job], unhurt: list[float]) -> None:
+    never = {"checkpoint": {"everySteps": 1000}}
+    job = new_job("terminated", **TWELVE)
+    gang = job.launch(2, changes=never)
+    gang.until_step(3)
+    gang.signal(signal.SIGTERM, 1)  # one rank is enough: the others agree
+    gang.signal(signal.SIGTERM, 1)
+    assert gang.wait() == [143, 143], gang.output()
+    stopped_at = gang.events("preempted")[0]["step"]
+    assert job.checkpoints() == [f"step-{stopped_at:08d}"]
+    second = _finish(job, 2)
+    assert second.events("resumed")[0]["step"] == stopped_at
+    assert [line["step"] for line in job.metrics()] == list(range(1, 13)), "no step was repeated or left out"
+    assert job.losses() == unhurt
+
+
+def test_a_lost_rank_ends_the_others_at_once_as_a_symptom(new_job: Callable[..., Job]) -> None:
+    job = new_job(training={"steps": 1000}, checkpoint={"everySteps": 3})
+    gang = job.launch(4)
+    gang.until_step(4)
+    gang.signal(signal.SIGKILL, 2)
+    assert gang.wait(seconds=60) == [75, 75, -9, 75], gang.output()
+    for rank in (0, 1, 3):
+        assert gang.error(rank)["traceback"]
+
+
+def test_a_finished_run_ends_at_once_and_a_longer_one_goes_on(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    _finish(job, 2)
+    lines = len(job.metrics())
+    again = _finish(job, 2)
+    assert again.events("finished")[0]["already"] is True
+    assert len(job.metrics()) == lines
+    longer = _finish(job, 2, changes={"training": {"steps": 8}})
+    assert longer.events("resumed")[0]["step"] == 6
+    assert "the spec has changed" in longer.output()
+    assert [line["step"] for line in job.metrics()] == list(range(1, 9))
+
+
+@pytest.mark.parametrize(("before", "after", "replicate"), [(4, 2, 1), (2, 4, 2), (2, 1, 1)])
+def test_another_number_of_ranks_takes_the_checkpoint_over(
+    new_job: Callable[..., Job], unhurt: list[float], before: int, after: int, replicate: int
+) -> None:
+    job = new_job("resharded", **TWELVE)
+    gang = job.launch(before, changes={"training": {"steps": 6}, "checkpoint": {"everySteps": 6}})
+    assert gang.wait() == [0] * before, gang.output()
+    resumed = _finish(job, after, changes={"parallelism": {"replicate": replicate}})
+    assert resumed.events("resumed")[0]["step"] == 6
+    assert "random generators start anew" in resumed.output()
+    # The schedule of the first six steps was that of a six-step run, so compare with the same done at one size.
+    same = new_job("same-size", **TWELVE)
+    _finish(same, 2, changes={"training": {"steps": 6}})
+    _finish(same, 2)
+    for found, expected in zip(job.losses(), same.losses(), strict=True):
+        assert abs(found - expected) <= 1e-5

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from llmtrain_api.presets import PRESETS
+from llmtrain_trainer.checkpoint import manifest as manifests
+from llmtrain_trainer.checkpoint.manifest import BadCheckpoint, Manifest, entry_of
+from llmtrain_trainer.checkpoint.store import CheckpointStore
+from llmtrain_trainer.errors import CheckpointError, UserError
+
+RUN = "team/job"
+
+
+def _store(root: Path, run_id: str = RUN, attempt: int = 1) -> CheckpointStore:
+    return CheckpointStore(root, uri=f"file://{root}", run_id=run_id, attempt=attempt)
+
+
+def _commit(store: CheckpointStore, step: int, run_id: str = RUN) -> Path:
+    staging = store.begin(step)
+    shard = staging / "__0_0.distcp"
+    shard.write_bytes(b"%d" % step * 1000)
+    manifest = Manifest(
+        run_id=run_id,
+        job_uid="uid",
+        attempt=1,
+        step=step,
+        samples=step * 8,
+        loss=0.1 + 0.2,
+        world_size=1,
+        replicate=1,
+        model=PRESETS["tiny"],
+        spec_fingerprint="s",
+        data_fingerprint="d",
+        created_at=time.time(),
+        files={shard.name: entry_of(shard)},
+    )
+    return store.commit(manifest)
+
+
+def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    path = _commit(_store(tmp_path), 3)
+    manifest = manifests.read(path)
+    assert (manifest.step, manifest.samples, manifest.loss) == (3, 24, 0.1 + 0.2)
+    assert manifests.verify(path, run_id=RUN, step=3) == manifest
+
+
+def test_any_flipped_bit_anywhere_in_a_manifest_is_found(tmp_path: Path) -> None:
+    path = _commit(_store(tmp_path), 3)
+    file = path / manifests.NAME
+    whole = file.read_bytes()
+    original = manifests.read(path)
+    for position in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << position % 8
+        file.write_bytes(bytes(damaged))
+        try:
+            assert manifests.read(path) == original, f"byte {position} changed the meaning unnoticed"
+        except BadCheckpoint:
+            continue
+        assert chr(whole[position]).isspace() or chr(damaged[position]).isspace(), f"byte {position} went unnoticed"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 50, -1])
+def test_a_torn_manifest_is_found(tmp_path: Path, cut: int) -> None:
+    path = _commit(_store(tmp_path), 3)
+    file = path / manifests.NAME
+    file.write_bytes(file.read_bytes()[:cut])
+    with pytest.raises(BadCheckpoint, match="damaged"):
+        manifests.verify(path, run_id=RUN, step=3)
+
+
+def test_the_newest_good_one_is_chosen_and_newer_ones_are_explained(tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    for step in (1, 2, 10, 30):
+        _commit(store, step)
+    (tmp_path / "step-00000030" / "__0_0.distcp").unlink()
+    (tmp_path / "step-00000040").mkdir()
+    found = store.newest_good()
+    assert found.manifest is not None and found.manifest.step == 10
+    assert found.skipped == (
+        "step-00000040: no manifest: it was never committed",
+        "step-00000030: __0_0.distcp is missing",
+    )
+
+
+def test_a_commit_is_refused_when_a_reported_shard_is_not_there(tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    staging = store.begin(1)
+    shard = staging / "__1_0.distcp"
+    shard.write_bytes(b"on another disk")
+    entry = entry_of(shard)
+    shard.unlink()
+    base = manifests.read(_commit(store, 2))
+    store.begin(1)
+    with pytest.raises(CheckpointError, match="do all workers share"):
+        store.commit(base.model_copy(update={"step": 1, "files": {"__1_0.distcp": entry}}))
+    assert not (tmp_path / "step-00000001").exists()
+
+
+@pytest.mark.parametrize(
+    ("keep", "bad", "left"),
+    [(1, (), [6]), (2, (), [5, 6]), (3, (5,), [3, 4, 6]), (9, (2,), [1, 3, 4, 5, 6])],
+    ids=["only the newest", "two", "a bad one does not count", "more than there are"],
+)
+def test_retire(tmp_path: Path, keep: int, bad: tuple[int, ...], left: list[int]) -> None:
+    store = _store(tmp_path)
+    for step in range(1, 6):
+        _commit(store, step)
+    for step in bad:
+        for newer in range(step + 1, 6):
+            (tmp_path / f"step-{newer:08d}").rename(tmp_path / f"away-{newer}")
+        (tmp_path / f"step-{step:08d}" / "__0_0.distcp").write_bytes(b"damaged")
+        store.newest_good()
+        for newer in range(step + 1, 6):
+            (tmp_path / f"away-{newer}").rename(tmp_path / f"step-{newer:08d}")
+    _commit(store, 6)
+    store.retire(keep, newest=6)
+    assert sorted(int(p.name[5:]) for p in tmp_path.iterdir() if p.name.startswith("step-")) == left
+
+
+def test_another_runs_checkpoints_are_never_removed(tmp_path: Path) -> None:
+    foreign = _store(tmp_path, "team/other")
+    _commit(foreign, 1, "team/other")
+    foreign.begin(2)
+    store = _store(tmp_path)
+    store.clear_unfinished()
+    _commit(store, 5)
+    store.retire(1, newest=5)
+    assert {p.name for p in tmp_path.iterdir()} == {"step-00000001", "step-00000002.attempt-1.tmp", "step-00000005"}
+
+
+def test_unfinished_ones_of_any_attempt_are_named_and_cleared(tmp_path: Path) -> None:
+    _store(tmp_path, attempt=1).begin(4)
+    _store(tmp_path, attempt=2).begin(4)
+    store = _store(tmp_path, attempt=3)
+    assert store.unfinished() == ["step-00000004.attempt-1.tmp", "step-00000004.attempt-2.tmp"]
+    store.clear_unfinished()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_to_claim_owns_the_folder(tmp_path: Path) -> None:
+    root = tmp_path / "deep" / "store"
+    owner = _store(root).claim()
+    assert json.loads(owner)["runId"] == RUN
+    assert _store(root, attempt=2).claim() == owner
+    _store(root).expect(owner)
+    with pytest.raises(UserError, match=r"spec\.checkpoint\.store: .*belongs to the run 'team/job', this is 'team/x'"):
+        _store(root, "team/x").claim()
+    assert [p.name for p in root.iterdir()] == ["owner.json"]
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"runId": 3}'])
+def test_an_unreadable_owner_file_is_not_ours(tmp_path: Path, content: str) -> None:
+    (tmp_path / "owner.json").write_text(content)
+    with pytest.raises(UserError, match="belongs to the run"):
+        _store(tmp_path).claim()
+    assert (tmp_path / "owner.json").read_text() == content
+
+
+def test_a_step_that_did_not_verify_is_replaced(tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    damaged = _commit(store, 1)
+    (damaged / "__0_0.distcp").write_bytes(b"damaged")
+    (damaged / "notes.txt").write_text("mine")
+    second = _store(tmp_path, attempt=2)
+    assert second.newest_good().manifest is None
+    _commit(second, 1)
+    found = second.newest_good()
+    assert found.manifest is not None and found.skipped == ()
+    assert [p.read_text() for p in tmp_path.rglob("notes.txt")] == ["mine"]
