@@ -181,3 +181,10 @@ def test_an_agent_that_never_came_back_to_a_restarted_operator(observing_since: 
     gang = [make_worker(0, agent=make_agent(0, 1, last_seen=NOW + 1000)), make_worker(1)]
     decision = decide(builder, gang, NOW + 1000, observing_since=observing_since)
     assert (decision.status.attempt == 2) is replaced
+
+
+def test_a_restarted_operator_gives_running_workers_time_to_report_again() -> None:
+    builder = gathering(pendingSeconds=100)
+    workers = [make_worker(i, created_at=NOW) for i in range(2)]
+    assert decide(builder, workers, NOW + 150, observing_since=NOW + 149).status.attempt == 1
+    assert decide(builder, workers, NOW + 250, observing_since=NOW + 149).status.attempt == 2

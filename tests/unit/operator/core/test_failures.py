@@ -295,3 +295,20 @@ def test_a_message_of_any_length_fits_the_status() -> None:
     decision = decide(make_job().running(), gang_with(make_rank(0), make_rank(1, 1, message="y" * 4000)))
     assert len(only_failure(decision).message) == 1024
     LLMTrainJobStatus.model_validate(decision.status.to_wire())
+
+
+def test_a_replaced_worker_begins_with_a_clean_record() -> None:
+    used = {"total": 1, "sinceProgress": {"Crash": 1}, "byWorkerSinceProgress": {"1": 1}}
+    decision = decide(make_job().running(restarts=used), gang_with(make_rank(0), make_rank(1, 1)))
+    assert decision.status.failures[-1].action is Action.REPLACE_WORKER
+    assert decision.status.restarts.by_worker_since_progress == {}
+
+
+def test_a_late_report_of_an_attempt_that_is_over_does_not_move_the_progress() -> None:
+    builder = make_job().running()
+    gang = gang_with(make_rank(0), make_rank(1, signal=9))
+    gang[0] = replace(gang[0], agent=make_agent(0, 1, progress=make_progress(step=17)))
+    decide(builder, gang)
+    gang[0] = replace(gang[0], agent=make_agent(0, 1, progress=make_progress(step=18)))
+    status = decide(builder, gang, NOW + 60).status
+    assert status.progress and status.progress.step == 17

@@ -135,3 +135,12 @@ def test_every_attempt_has_its_own_port_within_the_span() -> None:
     policy = Policy(rendezvous_port_base=40_000, rendezvous_port_span=10)
     decision = decide(make_job().running(attempt=23), make_gang(attempt=23), policy=policy)
     assert {o.assignment and o.assignment.master_port for o in decision.orders.values()} == {40_003}
+
+
+def test_a_leaving_worker_keeps_its_own_grace_when_its_peers_are_ended_at_once() -> None:
+    builder = make_job().with_workers(3).running()
+    gang = make_gang(3)
+    ended = [make_rank(1, signal=9)]
+    decide(builder, [gang[0], replace(gang[1], deleting=True, agent=make_agent(1, 1, ended)), gang[2]])
+    decision = decide(builder, [gang[0], replace(gang[2], deleting=True)], NOW + 1)
+    assert told(decision) == {"demo-w0-a1": ("wait", 2, 0.0), "demo-w2-a1": ("wait", 2, 60.0)}
