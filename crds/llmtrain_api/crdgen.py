@@ -80,14 +80,14 @@ def crd() -> dict[str, Any]:
     """Return the CustomResourceDefinition.
 
     Raises:
-        SchemaError: a rule or a column names a field that is not there, or the definition is too large.
+        SchemaError: a rule or a column names a field that is not there.
     """
     schema = _with_rules(job_schema())
     paths = {"." + path for path, _ in nodes(schema)} | {".metadata.creationTimestamp"}
     for path in [column[2] for column in COLUMNS] + list(SELECTABLE):
         if path not in paths:
             raise SchemaError(f"column or selectable field {path} does not exist")
-    definition = {
+    return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {"name": c.CRD_NAME},
@@ -122,10 +122,6 @@ def crd() -> dict[str, Any]:
             ],
         },
     }
-    size = len(to_yaml(definition).encode())
-    if size >= MAX_CRD_BYTES:
-        raise SchemaError(f"the definition has {size} bytes; {MAX_CRD_BYTES} is too many")
-    return definition
 
 
 def _column(name: str, kind: str, path: str, priority: int, description: str) -> dict[str, Any]:
@@ -193,9 +189,22 @@ def _represent_float(representer: SafeRepresenter, value: float) -> Any:
 _Representer.add_representer(float, _represent_float)
 
 
+@cache
+def _definition() -> str:
+    text = to_yaml(crd())
+    size = len(text.encode())
+    if size >= MAX_CRD_BYTES:
+        raise SchemaError(f"the definition has {size} bytes; {MAX_CRD_BYTES} is too many")
+    return text
+
+
 def crd_file() -> str:
-    """Return the content of crds/llmtrain.dev_llmtrainjobs.yaml."""
-    return _HEADER + to_yaml(crd())
+    """Return the content of crds/llmtrain.dev_llmtrainjobs.yaml.
+
+    Raises:
+        SchemaError: the definition is too large.
+    """
+    return _HEADER + _definition()
 
 
 def chart_file() -> str:
@@ -204,7 +213,7 @@ def chart_file() -> str:
     Raises:
         SchemaError: the text holds what Helm would take for a template.
     """
-    text = to_yaml(crd())
+    text = _definition()
     if "{{" in text:
         raise SchemaError("the definition holds '{{', which Helm would take for a template")
     name = f"  name: {c.CRD_NAME}\n"

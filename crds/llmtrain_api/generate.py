@@ -34,10 +34,10 @@ def drifted(root: Path) -> list[str]:
 
 def write(root: Path) -> list[str]:
     """Write the files that differ and return their names."""
-    changed = drifted(root)
+    changed, contents = drifted(root), generated_files()
     for name in changed:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(generated_files()[name], encoding="utf-8")
+        (root / name).write_text(contents[name], encoding="utf-8")
     return changed
 
 
