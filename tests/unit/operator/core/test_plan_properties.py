@@ -14,7 +14,7 @@ from llmtrain_operator.core.observed import Observed
 from llmtrain_operator.core.plan import plan
 from tests.unit.operator.core.observations import observations
 
-thorough = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def after(observed: Observed, decision: Plan) -> Observed:

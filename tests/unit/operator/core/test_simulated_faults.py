@@ -18,7 +18,7 @@ PLENTY = dict.fromkeys(("outOfMemory", "numerics", "checkpoint", "crash", "start
 faults = st.lists(
     st.tuples(st.floats(0.5, 30.0), st.sampled_from(sorted(FAULTS)), st.integers(0, 7)), min_size=1, max_size=8
 )
-scenario = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+scenario = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def job(replicas: int = 2, ranks: int = 2, steps: int = 40) -> JobBuilder:
