@@ -22,7 +22,7 @@ from llmtrain_api.sync import SYNC_PATH, Assignment, Order, SyncRequest, SyncRes
 REPOSITORY = Path(__file__).parents[3]
 PROGRAM = "tests.integration.agent.rank_program:run"
 TOKEN = "first-token"
-PATIENCE = 60.0
+PATIENCE = 90.0
 """Seconds until a condition that does not come true fails the test: generous, for a loaded machine."""
 
 
@@ -90,7 +90,9 @@ class Coordinator:
             self.order, self.version = order, self.version + 1
             self._changed.notify_all()
 
-    async def until(self, condition: Callable[[SyncRequest], Any], what: str, after: int = 0) -> Received:
+    async def until(
+        self, condition: Callable[[SyncRequest], Any], what: str, after: int = 0, seconds: float = PATIENCE
+    ) -> Received:
         """Return the first report (from index `after` on) that fulfils the condition."""
         index = after
 
@@ -102,7 +104,7 @@ class Coordinator:
                     return self.received[index - 1]
             return None
 
-        found: Received = await eventually(look, what)
+        found: Received = await eventually(look, what, seconds)
         return found
 
     async def _sync(self, request: web.Request) -> web.Response:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain_trainer.agent.settings import DEFAULT_RANK_ENTRY
-from tests.integration.agent.harness import Stage, has_ended, is_running, on_stage, run_order
+from tests.integration.agent.harness import AgentProcess, Stage, has_ended, is_running, on_stage, run_order
 
 STEPS = 30
 
@@ -33,10 +33,17 @@ def free_port() -> int:
         return port
 
 
+async def warm_agent(stage: Stage) -> AgentProcess:
+    """Start an agent; where nobody has started one before, its fork-server first learns what a step needs."""
+    agent = stage.agent(LLMTRAIN_RANK_ENTRY=DEFAULT_RANK_ENTRY)
+    await stage.coordinator.until(lambda r: r.warm, "the fork-server is warm", seconds=180)
+    return agent
+
+
 @on_stage
 async def test_killed_rank_costs_a_restart_in_place_and_the_run_ends_well(stage: Stage) -> None:
     training = spec(stage.folder)
-    agent = stage.agent(LLMTRAIN_RANK_ENTRY=DEFAULT_RANK_ENTRY)
+    agent = await warm_agent(stage)
     await stage.coordinator.give(run_order(1, training, master_port=free_port()))
     saved = await stage.coordinator.until(
         lambda r: r.progress and r.progress.checkpoint_step >= 5 and is_running(r, 1), "a checkpoint of attempt 1"
@@ -58,7 +65,7 @@ async def test_killed_rank_costs_a_restart_in_place_and_the_run_ends_well(stage:
 async def test_users_mistake_is_told_by_the_rank(stage: Stage) -> None:
     training = spec(stage.folder)
     training["data"]["sources"][0]["uri"] = f"file://{stage.folder}/nowhere"
-    stage.agent(LLMTRAIN_RANK_ENTRY=DEFAULT_RANK_ENTRY)
+    await warm_agent(stage)
     await stage.coordinator.give(run_order(1, training, master_port=free_port()))
     ranks = (await stage.coordinator.until(lambda r: has_ended(r, 1), "both exits")).report.ranks
     assert 64 in [rank.exit_code for rank in ranks]
