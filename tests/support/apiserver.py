@@ -13,7 +13,7 @@ import itertools
 import json
 import uuid
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -277,6 +277,7 @@ class FakeApiServer:
         if known is None:
             if subresource or body["metadata"].get("uid"):
                 raise _StatusError(404, "NotFound", f'{resource.plural} "{request.name}" not found')
+            self.requests.append(replace(request, verb="create"))  # the authorizer is asked for this too
             known = self._new(resource, {"metadata": {"namespace": request.namespace, "name": request.name}})
         _check(known, body["metadata"])
         part = {"status": body.get("status", {})} if subresource == "status" else without(body, "status")

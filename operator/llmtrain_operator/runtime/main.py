@@ -17,6 +17,7 @@ from kubernetes import client as official
 from kubernetes.config import ConfigException
 
 from llmtrain_api.job import LLMTrainJob
+from llmtrain_api.validation import rule_problems
 from llmtrain_operator.coordinator.server import CoordinatorServer
 from llmtrain_operator.core.plan import plan
 from llmtrain_operator.core.worker_pod import PodSettings
@@ -133,7 +134,7 @@ class Operator:
 
 def spec_errors(job: LLMTrainJob) -> list[str]:
     """Return the rules of the contract that a parsed job breaks."""
-    return []
+    return [str(problem) for problem in rule_problems(job.to_wire())]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -124,7 +124,8 @@ class Reconciler:
         await self._carry_out(key, job, plan, observed)
         if plan.status.state in TERMINAL_STATES:
             self._wake_those_waiting_for(key)
-        return plan.requeue_after
+            return plan.requeue_after
+        return self._next_look(observed, plan)
 
     # ---- observe
 
@@ -148,6 +149,13 @@ class Reconciler:
     def _manifests(self) -> list[Mapping[str, Any]]:
         found = (self._backend.job_manifest(key) for key in self._backend.job_keys())
         return [manifest for manifest in found if manifest is not None]
+
+    def _next_look(self, observed: Observed, plan: Plan) -> float | None:
+        """Mere progress is no news, so a job that makes some is looked at in every status period."""
+        period = self._decisions.policy.status_period_seconds
+        if not any(worker.agent and worker.agent.progress for worker in observed.workers):
+            return plan.requeue_after
+        return period if plan.requeue_after is None else min(plan.requeue_after, period)
 
     # ---- carry out
 
@@ -206,7 +214,7 @@ class Reconciler:
 
     async def _reject(self, key: JobKey, manifest: Mapping[str, Any], error: ValidationError) -> None:
         """Say in the status what is wrong with an object that an old CRD let pass; its workers are left as they are."""
-        logger.error("%s cannot be read: %s", key, describe(error))
+        logger.error("%s cannot be read: %s", key, describe(manifest, error))
         self._listener.unreadable(key)
         rejected = rejected_status(manifest, error, self._clock())
         if rejected is not None:

@@ -119,6 +119,14 @@ async def until(condition: Callable[[], Any], what: str, seconds: float = PATIEN
         await asyncio.sleep(0.02)
 
 
+async def answers(operator: OperatorProcess, path: str, code: int) -> None:
+    """Wait until a probe answers with that status code."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (await operator.ask(path))[0] != code:
+        assert time.monotonic() < deadline, f"{path} never answered {code}"
+        await asyncio.sleep(0.05)
+
+
 def status_of(server: FakeApiServer, name: str = "demo") -> Object:
     job = server.get(JOBS, NAMESPACE, name)
     return {} if job is None else job.get("status") or {}
@@ -129,7 +137,7 @@ def live_pods(server: FakeApiServer, name: str = "demo") -> list[Object]:
     pods = [
         pod
         for pod in server.objects(PODS)
-        if pod["metadata"].get("labels", {}).get("llmtrain.dev/job") == name
+        if pod["metadata"]["name"].startswith(f"{name}-w")
         and not pod["metadata"].get("deletionTimestamp")
         and pod["status"].get("phase") not in ("Failed", "Succeeded")
     ]
@@ -226,6 +234,20 @@ class ScriptedAgent:
             return False
         self._version, self.order = answer["version"], answer["order"]
         return True
+
+
+async def training(server: FakeApiServer, operator: OperatorProcess) -> list[ScriptedAgent]:
+    """Bring a job to its first step; return its agents."""
+    await server.put(JOBS, manifest())
+    pods = await until(lambda: len(live_pods(server)) == 2 and live_pods(server), "two pods")
+    for pod in pods:
+        await run_pod(server, pod)
+    agents = [ScriptedAgent(operator, pod) for pod in pods]
+    for agent in agents:
+        await agent.started(1)
+    agents[0].stepped(1)
+    await until(lambda: status_of(server)["state"] == "Training", "training")
+    return agents
 
 
 def _kubeconfig(url: str) -> str:

@@ -12,12 +12,11 @@ import pytest
 from llmtrain_operator.kube.resources import JOBS, PODS
 from tests.integration.operator.harness import (
     NAMESPACE,
-    ScriptedAgent,
     cluster,
     live_pods,
     manifest,
-    run_pod,
     status_of,
+    training,
     until,
 )
 from tests.support.apiserver import FakeApiServer, Fault, Request
@@ -125,25 +124,11 @@ def test_killed_between_status_and_pods_the_next_operator_goes_on_from_the_statu
     asyncio.run(main())
 
 
-async def _training(server: FakeApiServer, operator: object) -> list[ScriptedAgent]:
-    """Bring a job to its first step; return its agents."""
-    await server.put(JOBS, manifest())
-    pods = await until(lambda: len(live_pods(server)) == 2 and live_pods(server), "two pods")
-    for pod in pods:
-        await run_pod(server, pod)
-    agents = [ScriptedAgent(operator, pod) for pod in pods]  # type: ignore[arg-type]
-    for agent in agents:
-        await agent.started(1)
-    agents[0].stepped(1)
-    await until(lambda: status_of(server)["state"] == "Training", "training")
-    return agents
-
-
 @pytest.mark.parametrize("way", ["history lost", "watches ended", "kopf's watch gets an error"])
 def test_a_deletion_that_no_watch_tells_is_found_and_the_pod_replaced(way: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path) as (server, operator):
-            agents = await _training(server, operator)
+            agents = await training(server, operator)
             refused = server.inject(
                 Fault(lambda r: r.verb in ("watch", "list") and r.resource == "pods", 503, times=1000)
             )
@@ -172,7 +157,7 @@ def test_a_deletion_that_no_watch_tells_is_found_and_the_pod_replaced(way: str, 
 def test_an_outage_of_the_api_server_changes_nothing_and_the_status_catches_up(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, "--status-period-seconds=0.5", "--lease-duration-seconds=2") as (server, operator):
-            agents = await _training(server, operator)
+            agents = await training(server, operator)
             await server.stop()
             writes = len(server.writes())
             agents[0].stepped(50, checkpoint_step=40)
@@ -193,7 +178,7 @@ def test_an_outage_of_the_api_server_changes_nothing_and_the_status_catches_up(t
 def test_a_pod_deleted_while_the_api_server_comes_back_is_replaced(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path) as (server, operator):
-            agents = await _training(server, operator)
+            agents = await training(server, operator)
             await server.stop()
             await server.remove(PODS, NAMESPACE, agents[1].pod)
             await agents[1].stop()
