@@ -62,6 +62,8 @@ class Progress(LenientModel):
     """The first step that this attempt made: what lies before it came from the checkpoint."""
     first_step_at: float
     """Unix seconds when that step ended."""
+    previous_step: int = -1
+    """The last step that this agent saw of the attempt before; -1 where it saw none. Filled in by the agent."""
     steps: int
     tokens: int
     loss: float

@@ -6,7 +6,7 @@ from llmtrain_api.constants import ConditionType, State
 from llmtrain_api.status import FailureStatus, LLMTrainJobStatus
 from llmtrain_operator.core.actions import Event
 from llmtrain_operator.core.conditions import is_true
-from llmtrain_operator.core.text import shorten
+from llmtrain_operator.core.text import count, shorten
 
 PARKED_STATES = frozenset({State.SUSPENDED, State.BLOCKED})
 
@@ -57,7 +57,7 @@ def _recovery(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> list[Event]:
     failure, before = new.failures[-1], old.failures[-1]
     if _identity(failure) != _identity(before) or failure.seconds_to_next_step == before.seconds_to_next_step:
         return []
-    lost = "" if failure.lost_steps is None else f", {failure.lost_steps} steps repeated"
+    lost = "" if failure.lost_steps is None else f", {count(failure.lost_steps, 'step')} repeated"
     message = f"Training again {failure.seconds_to_next_step} s after the failure{lost}"
     return [Event("Normal", "Recovered", message)]
 

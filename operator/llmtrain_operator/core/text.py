@@ -25,3 +25,8 @@ def signal_name(number: int) -> str:
 def seconds(value: float) -> str:
     """Return a duration for people: '0.4 s', '75 s'."""
     return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
+
+
+def count(number: int, noun: str) -> str:
+    """Return '1 step', '2 steps'."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

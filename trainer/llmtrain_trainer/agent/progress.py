@@ -27,6 +27,7 @@ class ProgressInbox:
         self.path = path
         self.newest: Progress | None = None
         self._attempt = 0
+        self._previous_step = -1
         self._log = log
         self._arrived = arrived
         self._complained = False
@@ -43,6 +44,8 @@ class ProgressInbox:
     def expect(self, attempt: int) -> None:
         """From now on only this attempt counts."""
         self.drain()
+        if self.newest:  # an attempt that made no step leaves what the one before it reached
+            self._previous_step = self.newest.step
         self._attempt = attempt
         self.newest = None
         self._complained = False
@@ -76,5 +79,5 @@ class ProgressInbox:
             return False
         if progress.attempt != self._attempt:  # the last words of an older attempt
             return False
-        self.newest = progress
+        self.newest = progress.model_copy(update={"previous_step": self._previous_step})
         return True

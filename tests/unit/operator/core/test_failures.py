@@ -282,6 +282,18 @@ def test_the_cost_of_a_failure_is_filled_in_with_the_next_step() -> None:
     ]
 
 
+def test_the_agent_that_saw_every_step_knows_better_than_the_status_what_was_lost() -> None:
+    builder = make_job().running()
+    gang = gang_with(make_rank(0), make_rank(1, signal=9))
+    gang[0] = replace(gang[0], agent=make_agent(0, 1, progress=make_progress(step=12)))
+    assert only_failure(decide(builder, gang)).step == 12
+    resumed = make_gang(attempt=2)
+    progress = make_progress(attempt=2, step=11, first_step=11, first_step_at=NOW + 0.5)
+    seen = progress.model_copy(update={"previous_step": 19})
+    resumed[0] = replace(resumed[0], agent=make_agent(0, 2, progress=seen))
+    assert only_failure(decide(builder, resumed, NOW + 1)).lost_steps == 9
+
+
 def test_the_list_of_failures_keeps_the_newest_and_the_total_counts_all() -> None:
     entry = {"at": to_timestamp(NOW), "message": "x", "failure_class": "Crash", "action": "RestartRanks"}
     earlier = [{**entry, "attempt": n} for n in range(1, 17)]

@@ -57,6 +57,19 @@ def test_other_attempts_do_not_count(inbox: tuple[ProgressInbox, Sender, io.Stri
     assert box.drain() and box.newest and (box.newest.attempt, box.newest.step) == (3, 4)
 
 
+def test_the_next_attempt_knows_what_the_last_one_with_a_step_reached(
+    inbox: tuple[ProgressInbox, Sender, io.StringIO],
+) -> None:
+    box, sender, _ = inbox
+    box.expect(1)
+    sender.step(1, 31)
+    box.drain()
+    box.expect(2)  # makes no step
+    box.expect(3)
+    sender.step(3, 30)
+    assert box.drain() and box.newest and (box.newest.step, box.newest.previous_step) == (30, 31)
+
+
 def test_nonsense_is_logged_once_and_changes_nothing(inbox: tuple[ProgressInbox, Sender, io.StringIO]) -> None:
     box, sender, output = inbox
     box.expect(1)
