@@ -63,7 +63,9 @@ def _with_cost(failure: FailureStatus, report: Progress) -> FailureStatus:
     if failure.seconds_to_next_step is not None or failure.attempt >= report.attempt or at is None:
         return failure
     seconds = min(max(report.first_step_at - at, 0.0), float(LARGEST))
-    lost = None if failure.step is None else _count(failure.step - (report.first_step - 1))
+    # The agent of rank 0 saw every step; the status only some of them. A replaced agent saw none.
+    reached = max(report.previous_step, -1 if failure.step is None else failure.step)
+    lost = None if reached < 0 else _count(reached - (report.first_step - 1))
     return failure.model_copy(update={"seconds_to_next_step": f"{seconds:.2f}"[:32], "lost_steps": lost})
 
 
