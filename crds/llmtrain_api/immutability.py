@@ -26,7 +26,6 @@ _WORDS = {
     "spec.parallelism": ("replicate", "zeroStage"),
     "spec.training": ("steps", "globalBatchSize", "microBatchSize", "precision", "seed"),
     "spec.training.optimizer": (
-        "name",
         "learningRate",
         "beta1",
         "beta2",

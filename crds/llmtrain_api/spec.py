@@ -148,8 +148,6 @@ class Parallelism(ApiModel):
 class Optimizer(ApiModel):
     """AdamW (Loshchilov and Hutter, 2019) with clipping by the true global gradient norm."""
 
-    name: Literal["adamw"] = "adamw"
-    """The algorithm."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 3e-4
     """Peak learning rate, reached after the warm-up."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
