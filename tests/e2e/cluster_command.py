@@ -37,6 +37,7 @@ class Cluster:
     def __init__(self, name: str, provider: str) -> None:
         self.name = name
         self.provider = provider
+        self._kubectl: list[str] = []
 
     def run(self, *arguments: str) -> str:
         """Run a command on this cluster; it must succeed. Returns stdout."""
@@ -61,9 +62,10 @@ class Cluster:
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
         """Run kubectl as the administrator; returns stdout."""
-        facts = self.status()
-        command = [f"{facts['binDir']}/kubectl", "--kubeconfig", facts["kubeconfig"], "--request-timeout=30s"]
-        done = subprocess.run([*command, *arguments], input=stdin, capture_output=True, text=True, timeout=120)
+        if not self._kubectl:
+            facts = self.status()
+            self._kubectl = [f"{facts['binDir']}/kubectl", "--kubeconfig", facts["kubeconfig"], "--request-timeout=30s"]
+        done = subprocess.run([*self._kubectl, *arguments], input=stdin, capture_output=True, text=True, timeout=120)
         assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}\n{done.stdout}{done.stderr}"
         return done.stdout
 

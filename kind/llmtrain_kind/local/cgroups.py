@@ -14,7 +14,7 @@ from llmtrain_kind.processes import Process, find_process
 
 _ROOT = Path("/sys/fs/cgroup")
 
-#: What a kubelet asks for on version 2, where the kernel has it (supportedUnifiedControllers in pkg/kubelet/cm), and io.
+#: What a kubelet asks for on version 2, where the kernel has it (pkg/kubelet/cm/cgroup_v2_manager_linux.go), and io.
 _NEEDED = {"cpu", "cpuset", "memory", "hugetlb", "pids", "io"}
 
 
