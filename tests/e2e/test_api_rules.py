@@ -9,8 +9,18 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
-from llmtrain_api.constants import GROUP, PLURAL, VERSION
+from llmtrain_api.constants import GROUP, PLURAL, VERSION, Action, ConditionType, FailureClass, State
 from llmtrain_api.manifest_io import load_documents
+from llmtrain_api.status import (
+    CheckpointStatus,
+    Condition,
+    FailureStatus,
+    LLMTrainJobStatus,
+    ProgressStatus,
+    RestartsStatus,
+    Shape,
+    WorkersStatus,
+)
 from llmtrain_api.validation import complete
 from llmtrain_kind.driver import REPOSITORY, Driver
 from tests.unit.api.cases import ACCEPTED, CASES
@@ -22,6 +32,48 @@ NAMESPACE = "default"
 BESIDE_THE_POINT = ("some validation rules were not checked", "Checked value must be of type integer")
 """Said beside the error that names the field."""
 CHECKED = [case for case in CASES if not case.python_only]
+
+NOW = "2026-11-30T21:24:53.125Z"
+FULL_STATUS = LLMTrainJobStatus(
+    conditions=[
+        Condition(type=kind, status="True", observed_generation=1, last_transition_time=NOW, reason="Why", message="m")
+        for kind in ConditionType
+    ],
+    state=State.TRAINING,
+    message="step 3 of 20",
+    observed_generation=1,
+    attempt=2,
+    started_attempt=2,
+    attempt_started_at=NOW,
+    start_time=NOW,
+    completion_time=NOW,
+    shape=Shape(world_size=4, replicate=1, shard=4, zero_stage=3),
+    workers=WorkersStatus(desired=2, ready=2, summary="2/2", selector="llmtrain.dev/job=case"),
+    progress=ProgressStatus(
+        step=3, steps=20, tokens="1536", loss="5.5", tokens_per_second="1000", eta_seconds=9, updated_at=NOW
+    ),
+    checkpoint=CheckpointStatus(last_good_step=-1, uri="pvc://c/x", committed_at=NOW, skipped="step 2: torn"),
+    restarts=RestartsStatus(
+        total=1, by_class={"Crash": 1}, since_progress={"Crash": 1}, by_worker_since_progress={"0": 1}
+    ),
+    failures=[
+        FailureStatus(
+            at=NOW,
+            attempt=1,
+            failure_class=kind,
+            worker=0,
+            pod="case-w0-a1",
+            node="node-1",
+            rank=0,
+            message="exit 1",
+            action=Action.RESTART_RANKS,
+            step=2,
+            lost_steps=1,
+            seconds_to_next_step="0.8",
+        )
+        for kind in FailureClass
+    ],
+)
 
 
 class Server:
@@ -128,6 +180,14 @@ def test_defaults_are_what_the_python_side_fills_in(server: Server) -> None:
     for case in ACCEPTED:
         if case.old is None:
             assert server.create(case.manifest())["spec"] == complete(case.manifest())["spec"], case.name
+
+
+def test_the_server_keeps_every_field_of_a_full_status(server: Server, stored: dict[str, dict[str, Any]]) -> None:
+    path = f"{_path(NAMESPACE)}/{next(iter(stored.values()))['metadata']['name']}/status"
+    status = FULL_STATUS.to_wire()
+    job = server.call("GET", path.removesuffix("/status"))
+    answer = server.call("PUT", path, {**job, "status": status}, fieldValidation="Strict")
+    assert answer.get("status") == status, answer.get("message")
 
 
 def test_a_scale_that_the_batch_does_not_allow_is_refused(server: Server, stored: dict[str, dict[str, Any]]) -> None:
