@@ -1,6 +1,8 @@
 """Builds the container images as OCI archives, without Docker or any other daemon.
 
-    base (Debian, Python) <- dependencies of the image <- our code         three layers, each cached by its content
+    base (Debian, Python) <- dependencies of the image <- our code <- (trainer) what to import while warming up
+
+Each layer is cached by its content.
 
 torch is not in them: `mounts()` names a folder of the host that the nodes' runtime mounts into every container.
 """
@@ -17,6 +19,7 @@ from llmtrain_kind.images_oci import EPOCH_TEXT, ImageConfig, Layer, write_archi
 from llmtrain_kind.images_spec import BuildSpec, ImageError, ImageSpec, Progress, load_spec
 from llmtrain_kind.images_tools import locked_cache, need_root, prune
 from llmtrain_kind.images_torch import mounted_tree
+from llmtrain_kind.images_warm import warm_layer
 
 __all__ = ["ImageError", "build_images", "check_images", "image_names", "mounts"]
 
@@ -60,7 +63,11 @@ def build_images(repo_root: Path, progress: Progress = print, only: str | None =
             state = "built" if written else "unchanged"
             progress(f"{image.name}: {state} in {time.monotonic() - started:.1f} s")
             archives.append(archive)
-        for prefix in ("wheel", "pins", *(f"{kind}-{name}" for kind in ("code", "deps") for name in spec.images)):
+        for prefix in (
+            "wheel",
+            "pins",
+            *(f"{kind}-{name}" for kind in ("code", "deps", "warm") for name in spec.images),
+        ):
             prune(spec.cache, prefix, KEPT_LAYERS)
     return archives
 
@@ -110,7 +117,11 @@ def _chosen(spec: BuildSpec, only: str | None) -> list[ImageSpec]:
 
 def _layers(spec: BuildSpec, image: ImageSpec, progress: Progress) -> list[Layer]:
     base = base_layer(spec, progress)
-    return [base, dependency_layer(spec, image, base, progress), code_layer(spec, image, base, progress)]
+    layers = [base, dependency_layer(spec, image, base, progress), code_layer(spec, image, base, progress)]
+    if image.mount_path:
+        tree = mounted_tree(spec, image, base, progress)
+        layers.append(warm_layer(spec, image, layers, tree, progress))
+    return layers
 
 
 def _config(spec: BuildSpec, image: ImageSpec) -> ImageConfig:

@@ -50,7 +50,7 @@ def base_layer(spec: BuildSpec, progress: Progress) -> Layer:
         shutil.rmtree(root / "var" / "log")
         (root / "var" / "log").mkdir()
 
-    return _layer(spec, f"base-{key}", fill, keep_owner)
+    return cached_layer(spec, f"base-{key}", fill, keep_owner)
 
 
 def dependency_layer(spec: BuildSpec, image: ImageSpec, base: Layer, progress: Progress) -> Layer:
@@ -69,7 +69,7 @@ def dependency_layer(spec: BuildSpec, image: ImageSpec, base: Layer, progress: P
             (site / "llmtrain_mounted.pth").write_text(image.mount_path + "\n")
         compile_bytecode(base.root, root / spec.prefix.lstrip("/"), spec.prefix, strict=False)
 
-    return _layer(spec, f"deps-{image.name}-{key}", fill, own_files)
+    return cached_layer(spec, f"deps-{image.name}-{key}", fill, own_files)
 
 
 def code_layer(spec: BuildSpec, image: ImageSpec, base: Layer, progress: Progress) -> Layer:
@@ -86,7 +86,7 @@ def code_layer(spec: BuildSpec, image: ImageSpec, base: Layer, progress: Progres
         _console_scripts(root, spec)
         compile_bytecode(base.root, root / spec.prefix.lstrip("/"), spec.prefix, strict=True)
 
-    return _layer(spec, f"code-{image.name}-{key}", fill, own_files)
+    return cached_layer(spec, f"code-{image.name}-{key}", fill, own_files)
 
 
 def pinned(spec: BuildSpec, image: ImageSpec, progress: Progress) -> tuple[list[str], list[str]]:
@@ -121,7 +121,9 @@ def install_pins(spec: BuildSpec, pins: list[str], target: Path, progress: Progr
     (target / ".lock").unlink(missing_ok=True)
 
 
-def _layer(spec: BuildSpec, name: str, fill: Callable[[Path], None], normalise: Normalise) -> Layer:
+def cached_layer(spec: BuildSpec, name: str, fill: Callable[[Path], None], normalise: Normalise) -> Layer:
+    """Return the layer of that name; made by `fill`, which gets an empty folder, where the cache has none."""
+
     def make(folder: Path) -> None:
         (folder / "root").mkdir()
         fill(folder / "root")

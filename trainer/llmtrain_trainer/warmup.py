@@ -4,7 +4,7 @@ torch imports about 300 modules only when FSDP2 or a checkpoint first needs them
 are is found by a throw-away process that takes one step, saves and loads; the list is kept, by content of this package
 and versions of Python and torch, in the image (`python -m llmtrain_trainer.warmup --bake`) or in the user's cache.
 
-    python -m llmtrain_trainer.warmup          print the list as JSON, by taking the step
+    python -m llmtrain_trainer.warmup          take the step and print the list with its key, as kept in files
     python -m llmtrain_trainer.warmup --bake   and keep it beside the package, for everyone who starts from this image
 """
 
@@ -73,7 +73,7 @@ def _learn() -> list[str]:
             raise RuntimeError(f"the warm-up step took more than {LEARN_SECONDS} s") from None
     if child.returncode:
         raise RuntimeError(f"the warm-up step failed with exit code {child.returncode}: {err[-2000:]}")
-    return [str(name) for name in json.loads(out.splitlines()[-1])]
+    return [str(name) for name in json.loads(out.splitlines()[-1])["modules"]]
 
 
 def _key() -> str:
@@ -136,7 +136,7 @@ def main() -> None:
         modules = _take_one_step()
     if "--bake" in sys.argv:
         _keep(BAKED, _key(), modules)
-    print(json.dumps(modules), flush=True)
+    print(json.dumps({"key": _key(), "modules": modules}), flush=True)
     os._exit(0)
 
 
