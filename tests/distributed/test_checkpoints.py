@@ -145,8 +145,9 @@ def test_a_store_that_refuses_bytes_mid_run_ends_with_the_checkpoint_code(new_jo
     codes = limited.wait()
     assert 77 in codes and set(codes) <= {77, 75}, limited.output()
     first = codes.index(77)
-    assert "could not be saved" in limited.error(first)["message"]
-    assert "File too large" in limited.error(first)["message"]
+    assert "step 4 could not be saved to" in limited.error(first)["message"]
+    assert "MiB free" in limited.error(first)["message"]
+    assert "\n" not in limited.error(first)["message"]
     after = job.run(2)
     assert after.wait() == [0, 0], after.output()
     assert after.events("resumed")[0]["step"] == 2

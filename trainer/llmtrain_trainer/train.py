@@ -97,6 +97,8 @@ class Trainer:
         self.reporter.skipped = self.resume.skipped
         for reason in self.resume.skipped:
             self.reporter.event("checkpoint_skipped", reason=reason)
+        if manifest is not None:
+            self.reporter.resumed_from = manifest.step
         if manifest is not None and manifest.step >= self.training.steps:
             return Position(manifest.step, manifest.samples, manifest.loss)
         with self.phases.phase("model"):
@@ -106,7 +108,6 @@ class Trainer:
                 apply.initialise(self.model, self.training.seed)
                 return Position()
             position = self.checkpoints.restore(manifest, self.optimizer)
-        self.reporter.resumed_from = position.step
         self.reporter.event("resumed", step=position.step, skipped=list(self.resume.skipped))
         return position
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from llmtrain_api.constants import ExitCode
 from llmtrain_trainer.checkpoint import manifest as manifests
 from llmtrain_trainer.checkpoint import state as states
 from llmtrain_trainer.checkpoint.manifest import FileEntry, Manifest
 from llmtrain_trainer.checkpoint.store import CheckpointStore, Resume
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.distributed import COLLECTIVE_TIMEOUT, Ranks
-from llmtrain_trainer.errors import CheckpointError, exit_code_of
+from llmtrain_trainer.errors import CheckpointError
 from llmtrain_trainer.optim.adamw import ShardedAdamW
 
 log = logging.getLogger(__name__)
@@ -156,10 +157,22 @@ class CheckpointManager:
             writer = FileSystemWriter(path, single_file_per_rank=True, sync_files=True, thread_count=1)
             save(snapshot, storage_writer=writer, process_group=self._group)
             return self._commit(position, self._own_files(path))
-        except Exception as error:
-            if exit_code_of(error) == ExitCode.PEER_LOST:
-                raise
-            raise CheckpointError(f"step {position.step} could not be saved to {path}: {error}") from error
+        except CheckpointException as error:  # no subclass of Exception
+            problem = states.first_problem(error)
+            raise CheckpointError(
+                f"step {position.step} could not be saved to {path}: {problem}{self._room()}"
+            ) from error
+        except OSError as error:
+            raise CheckpointError(
+                f"step {position.step} could not be saved to {path}: {error}{self._room()}"
+            ) from error
+
+    def _room(self) -> str:
+        """Return how much room the store has, because the usual cause is that it has none."""
+        try:
+            return f" ({shutil.disk_usage(self.root).free >> 20} MiB free)"
+        except OSError:
+            return ""
 
     def _own_files(self, path: Path) -> dict[str, FileEntry] | str:
         """Return size and checksum of each file that this rank wrote, or what went wrong."""

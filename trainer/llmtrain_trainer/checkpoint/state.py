@@ -67,8 +67,10 @@ def restore(folder: Path, manifest: Manifest, optimizer: ShardedAdamW, *, rank: 
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # no_dist is what we want
             load({**state, **generators}, storage_reader=FileSystemReader(folder), no_dist=True)
-    except (CheckpointException, RuntimeError, KeyError, ValueError, OSError) as error:
-        raise CheckpointError(f"the checkpoint {folder} verifies but cannot be loaded: {error}") from error
+    except CheckpointException as error:
+        raise CheckpointError(f"{folder} verifies but cannot be loaded: {first_problem(error)}") from error
+    except (RuntimeError, KeyError, ValueError, OSError) as error:
+        raise CheckpointError(f"{folder} verifies but cannot be loaded: {error}") from error
     for held in optimizer.inner.state.values():
         held["step"].fill_(manifest.step)
     if same_layout:
@@ -99,6 +101,13 @@ def check_model(manifest: Manifest, wanted: ModelDimensions) -> None:
                 allowed=f"{held[field]}, as long as the job goes on from its checkpoints",
                 fix="set it back, or give the changed model a new checkpoint.store",
             )
+
+
+def first_problem(error: CheckpointException) -> str:
+    """Return in one line what went wrong, and where: torch's own text is a page of traces from every rank."""
+    for rank, (cause, _) in sorted(error.failures.items()):
+        return f"rank {rank}: {type(cause).__name__}: {' '.join(str(cause).split())[:500]}"
+    return type(error).__name__
 
 
 def _like(parameter: Tensor, local: Tensor) -> Tensor:

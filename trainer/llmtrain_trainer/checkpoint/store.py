@@ -32,7 +32,7 @@ COMMITTED_NAME = re.compile(r"step-(\d+)")
 STAGING_NAME = re.compile(r"step-(\d+)\.attempt-\d+\.tmp")
 REPLACED_NAME = re.compile(r"step-(\d+)\.replaced-by-attempt-\d+")
 OUR_FILES = re.compile(r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|manifest\.json|run\.json")
-OWNER_VISIBLE_SECONDS = 20.0
+OWNER_VISIBLE_SECONDS = 10.0
 """How long a network file system may take to show rank 0's file to another node."""
 
 
@@ -123,6 +123,7 @@ class CheckpointStore:
 
     def _read_owner_safely(self) -> str | None:
         try:
+            os.listdir(self.root)  # makes a network file system forget that the file was not there
             return self._read_owner()
         except OSError:
             return None
@@ -160,7 +161,7 @@ class CheckpointStore:
         """Make the staging folder of this attempt, marked as ours before anything else is in it."""
         path = self.staging_path(step)
         self._remove(path)
-        path.mkdir()
+        path.mkdir(exist_ok=True)  # DCP on a faster rank may have made it, and writes into it only after us
         _write_durably(path / MARKER, json.dumps({"runId": self._run_id, "step": step, "attempt": self._attempt}))
         return path
 

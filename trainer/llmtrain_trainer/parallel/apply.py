@@ -27,7 +27,11 @@ def shard(model: Transformer, mesh: DeviceMesh, *, precision: str, zero_stage: L
     Stage 3 frees a block's parameters after forward and gathers them again in backward; stage 2 keeps them whole in
     between. Gradients are summed in fp32, never averaged: the loss is already divided by the global batch's tokens.
     """
-    policy = MixedPrecisionPolicy(param_dtype=COMPUTE_TYPE[precision], reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(
+        param_dtype=COMPUTE_TYPE[precision],
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,  # the residual stream has the type already, and the rotary tables must stay fp32
+    )
     for block in model.layers.values():
         fully_shard(block, mesh=data_mesh(mesh), reshard_after_forward=zero_stage == 3, mp_policy=policy)
     # Backward begins with the root's own parameters (the output), so freeing them after forward would only cost.
