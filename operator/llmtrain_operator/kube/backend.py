@@ -116,7 +116,7 @@ class KubeBackend:
             "metadata": {
                 "name": metadata.name,
                 "namespace": metadata.namespace,
-                "uid": metadata.uid,
+                # No version belongs to two objects, so this is the condition for the uid too, which /status ignores.
                 "resourceVersion": metadata.resource_version,
             },
             "status": status.to_wire(),

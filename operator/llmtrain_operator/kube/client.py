@@ -123,7 +123,7 @@ class KubeClient:
     async def apply(self, resource: Resource, body: Object, *, manager: str = MANAGER, subresource: str = "") -> Object:
         """Server-side apply: own every field in `body`, and remove those that this manager applied before and are not.
 
-        A uid or resourceVersion in the metadata is a precondition: ConflictError where it does not hold.
+        A resourceVersion in the metadata is a precondition: ConflictError where it is not the newest.
         """
         metadata = body["metadata"]
         call = Call(

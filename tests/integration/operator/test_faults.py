@@ -53,7 +53,7 @@ JOB_FAULTS = {
     "pods: done but never answered": Fault(POD, "lost", times=2),
     "secret: server error": Fault(SECRET, 500, times=2),
     "secret: connection dropped": Fault(SECRET, "drop", times=2),
-    "events: all of them lost": Fault(EVENT, 500, times=2),
+    "events: lost": Fault(EVENT, 500),
 }
 STARTUP_FAULTS = {
     "lists: server error": Fault(_verb("list"), 500, times=4),
