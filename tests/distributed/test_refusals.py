@@ -96,6 +96,11 @@ def test_mistakes_are_named(
         assert "; allowed: " in record["message"] and "; fix: " in record["message"]
 
 
+def test_a_mistake_that_one_rank_finds_ends_those_that_wait_for_it(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    gang = new_job().run(3, changes={**_not_text(tmp_path), "training": {"globalBatchSize": 3}})
+    assert gang.wait(seconds=60) == [64, 75, 75], gang.output()
+
+
 def test_the_folder_of_another_run_is_refused_and_left_alone(new_job: Callable[..., Job]) -> None:
     first, second = new_job("first"), new_job("second")
     assert first.run(1).wait() == [0]

@@ -66,6 +66,17 @@ class Ranks:
                 f"{', '.join(map(str, missing[:16])) or '?'}: {error}"
             ) from error
 
+    def check(self) -> None:
+        """Make sure that rank 0, who hosts the store, is still there.
+
+        Raises:
+            PeerLostError: it is not.
+        """
+        try:
+            self.store.check([""])
+        except (RuntimeError, OSError) as error:
+            raise PeerLostError(f"rank {self.rank} lost rank 0 while starting: {error}") from error
+
     def _has(self, key: str) -> bool:
         try:
             return bool(self.store.check([key]))

@@ -65,6 +65,8 @@ def build(folder: Path, name: str, sources: list[Source], tokenizer: Tokenizer) 
     """
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     folder.mkdir(parents=True, exist_ok=True)
+    for left_over in folder.glob(f"{name}.*.tmp"):  # of a rank that was killed; the folder is this worker's alone
+        left_over.unlink(missing_ok=True)
     temporary = folder / f"{name}.{os.getpid()}.tmp"
     digest = hashlib.sha256()
     total = 0

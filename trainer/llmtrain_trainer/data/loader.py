@@ -90,7 +90,7 @@ def open_data(config: RunConfig, ranks: Ranks) -> Data:
         if config.launch.local_rank == 0:
             cache = token_cache.build(folder, name, sources, tokenizer)
         else:
-            cache = _wait_for(folder, name, config)
+            cache = _wait_for(folder, name, ranks)
     length = config.dimensions.sequence_length
     count = token_cache.sequences_in(cache, length, sources)
     _same_everywhere(cache.fingerprint, sources[0].uri, config, ranks)
@@ -98,13 +98,15 @@ def open_data(config: RunConfig, ranks: Ranks) -> Data:
     return Data(loader, cache.fingerprint, cache.tokens)
 
 
-def _wait_for(folder: Path, name: str, config: RunConfig) -> token_cache.TokenCache:
-    deadline = time.monotonic() + config.start_timeout_seconds
+def _wait_for(folder: Path, name: str, ranks: Ranks) -> token_cache.TokenCache:
+    seconds = ranks.timeout.total_seconds()
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if cache := token_cache.find(folder, name):
             return cache
+        ranks.check()
         time.sleep(POLL_SECONDS)
-    raise PeerLostError(f"local rank 0 did not tokenise the data within {config.start_timeout_seconds:.0f} s")
+    raise PeerLostError(f"local rank 0 did not tokenise the data within {seconds:.0f} s")
 
 
 def _same_everywhere(fingerprint: str, uri: str, config: RunConfig, ranks: Ranks) -> None:
