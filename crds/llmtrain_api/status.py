@@ -14,6 +14,8 @@ from llmtrain_api.meta import Count32, Count64, Int64, LenientModel, Timestamp
 
 ShortText = Annotated[str, Field(max_length=256)]
 Message = Annotated[str, Field(max_length=1024)]
+ATOMIC = {"x-kubernetes-map-type": "atomic"}
+"""Server-side apply merges a map key by key, and one whose last key goes becomes null, which its type forbids."""
 MAX_FAILURES = 16
 """The newest failures shown; restarts.total counts them all."""
 
@@ -101,11 +103,17 @@ class RestartsStatus(LenientModel):
 
     total: Count32 = 0
     """Restarts since the job began, of any class."""
-    by_class: Annotated[dict[str, Count32], Field(max_length=16)] = Field(default_factory=dict)
+    by_class: Annotated[dict[str, Count32], Field(max_length=16, json_schema_extra=ATOMIC)] = Field(
+        default_factory=dict
+    )
     """The same, by failure class."""
-    since_progress: Annotated[dict[str, Count32], Field(max_length=16)] = Field(default_factory=dict)
+    since_progress: Annotated[dict[str, Count32], Field(max_length=16, json_schema_extra=ATOMIC)] = Field(
+        default_factory=dict
+    )
     """What counts against the budgets: emptied when the committed checkpoint advances."""
-    by_worker_since_progress: Annotated[dict[str, Count32], Field(max_length=4096)] = Field(default_factory=dict)
+    by_worker_since_progress: Annotated[dict[str, Count32], Field(max_length=4096, json_schema_extra=ATOMIC)] = Field(
+        default_factory=dict
+    )
     """Worker index to in-place restarts it caused since the checkpoint advanced: the second replaces the pod."""
 
 

@@ -108,15 +108,20 @@ class Story:
 
     def _steps_or_failure(self, name: str, store: Path) -> list[StepLine]:
         steps = read_steps(store)
-        if not steps and self.driver.state(NAMESPACE, name) == "Failed":
-            raise DriverError(f"{name} failed: {self.driver.job(NAMESPACE, name)['status'].get('message')}")
+        if not steps:
+            self._state(name)
         return steps
 
     def _succeeded(self, name: str) -> bool:
-        job = self.driver.job(NAMESPACE, name)
-        if job["status"].get("state") == "Failed":
-            raise DriverError(f"{name} failed: {job['status'].get('message')}")
-        return job["status"].get("state") == "Succeeded"
+        return self._state(name) == "Succeeded"
+
+    def _state(self, name: str) -> str:
+        """Return the job's state; one that it will not leave by itself ends the story."""
+        status = self.driver.job(NAMESPACE, name).get("status", {})
+        state = str(status.get("state", ""))
+        if state in ("Failed", "Blocked"):
+            raise DriverError(f"{name} is {state}: {status.get('message')}")
+        return state
 
 
 FAULTS = ("rank killed (-9)", "pod force-deleted", "operator pod deleted")
