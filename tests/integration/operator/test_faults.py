@@ -129,6 +129,9 @@ def test_a_deletion_that_no_watch_tells_is_found_and_the_pod_replaced(way: str, 
     async def main() -> None:
         async with cluster(tmp_path) as (server, operator):
             agents = await training(server, operator)
+            await until(
+                lambda: any(_is("watch", "pods")(request) for request in server.requests), "the pods are watched"
+            )
             refused = server.inject(
                 Fault(lambda r: r.verb in ("watch", "list") and r.resource == "pods", 503, times=1000)
             )
