@@ -15,8 +15,9 @@ from tests.e2e.jobs import losses, small_job, wait_state, wait_step
 pytestmark = pytest.mark.cluster
 
 NAMESPACE = "survival"
-STEPS = 400
-KILLS = 20
+STEPS = 300
+EVERY_STEPS = 5
+"""Between checkpoints: kills that come faster than these are answered with growing pauses."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def folder(driver: Driver) -> Path:
 @pytest.fixture(scope="module")
 def reference(driver: Driver, folder: Path) -> dict[int, set[str]]:
     """Losses of an unhurt run, step by step."""
-    driver.apply(small_job(NAMESPACE, "unhurt", training__steps=STEPS))
+    driver.apply(small_job(NAMESPACE, "unhurt", training__steps=STEPS, checkpoint__everySteps=EVERY_STEPS))
     job = wait_state(driver, NAMESPACE, "unhurt", "Succeeded", 600)
     assert job["status"]["attempt"] == 1
     assert job["status"]["restarts"]["total"] == 0
@@ -66,7 +67,7 @@ def test_twenty_kills_at_random_moments_end_with_the_same_loss_bits(
     choice = random.Random(seed)
     kinds = ["rank"] * 7 + ["pod"] * 5 + ["agent"] * 4 + ["operator"] * 4
     choice.shuffle(kinds)
-    job = small_job(NAMESPACE, "hurt", training__steps=STEPS)
+    job = small_job(NAMESPACE, "hurt", training__steps=STEPS, checkpoint__everySteps=EVERY_STEPS)
     job["spec"]["failurePolicy"] = {"budgets": {"crash": 40, "communication": 40, "startup": 40, "checkpoint": 40}}
     driver.apply(job)
     wait_step(driver, folder / "hurt", 2)
