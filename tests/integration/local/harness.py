@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import psutil
 from llmtrain_api.constants import Env
 
 PROGRAM = str(Path(sys.executable).parent / "llmtrain")
-PATIENCE = 120.0
+PATIENCE = 240.0
 """Seconds until a condition that does not come true fails the test: generous, for a loaded machine."""
 STEPS = 40
 EVERY_STEPS = 5
@@ -91,10 +90,10 @@ class Run:
     folder: Path
     manifest: dict[str, Any]
     prefix: Sequence[str] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    controller: subprocess.Popen[str] | None = None
+    controller: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
+        self.starts = 0
         self.file = self.folder / "job.yaml"
         self.file.write_text(json.dumps(self.manifest))  # JSON is YAML
         self.state = self.folder / "state"
@@ -103,23 +102,28 @@ class Run:
 
     # --- the command
 
-    def start(self, *options: str) -> subprocess.Popen[str]:
+    def start(self, *options: str, output: int | None = None) -> subprocess.Popen[bytes]:
+        """Start the command; what it says goes to a file of its own, or to `output`."""
         command = [*self.prefix, PROGRAM, "run", "--local", str(self.file), "--state", str(self.state), *options]
-        self.controller = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=self.folder,
-            env={**os.environ, **self.environment},
-        )
+        self.starts += 1
+        with self._output_file().open("wb") as file:
+            self.controller = subprocess.Popen(
+                command, stdout=output or file, stderr=file, cwd=self.folder, preexec_fn=_hear_interrupts
+            )
         return self.controller
+
+    def _output_file(self) -> Path:
+        return self.folder / f"output-{self.manifest['metadata']['name']}-{self.starts}"
+
+    def said(self) -> str:
+        """Return what the last start of the command has said so far."""
+        return self._output_file().read_text()
 
     def finish(self) -> tuple[int, str]:
         """Wait for the command's end; return its exit code and all that it said."""
         assert self.controller
-        output, _ = self.controller.communicate(timeout=PATIENCE)
-        return self.controller.returncode, output
+        self.controller.wait(PATIENCE)
+        return self.controller.returncode, self.said()
 
     def succeed(self) -> str:
         code, output = self.finish()
@@ -129,7 +133,7 @@ class Run:
     def kill_controller(self) -> None:
         assert self.controller
         self.controller.kill()
-        self.controller.communicate(timeout=PATIENCE)
+        self.controller.wait(PATIENCE)
 
     def clean_up(self) -> None:
         """End all that a failed test left."""
@@ -155,7 +159,7 @@ class Run:
         """Wait until a step as late as this was made in an attempt as late as that."""
 
         def reached() -> Step | None:
-            assert self.controller and (self.controller.poll() is None or reached_now()), self.finish()
+            assert self.controller and (self.controller.poll() is None or reached_now()), self.said()
             return reached_now()
 
         def reached_now() -> Step | None:
@@ -196,3 +200,8 @@ class Run:
     def kill_rank(self, rank: int) -> None:
         process = eventually(lambda: self.ranks().get(rank), f"rank {rank} runs")
         process.send_signal(signal.SIGKILL)
+
+
+def _hear_interrupts() -> None:
+    """What a shell started in the background ignores SIGINT, and so would all that it starts: undo that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

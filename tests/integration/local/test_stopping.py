@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 
 import pytest
@@ -10,9 +11,10 @@ import pytest
 from llmtrain_operator.local.prepare import LocalRun
 from llmtrain_operator.local.runner import LocalController, LocalView
 from tests.integration.local.conftest import Start
-from tests.integration.local.harness import Run, bits, eventually
+from tests.integration.local.harness import PATIENCE, Run, bits, eventually
 
 Losses = dict[int, set[str]]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
@@ -52,11 +54,13 @@ def test_a_second_signal_kills_ranks_that_do_not_end(new_run: Start) -> None:
 
 def test_a_closed_output_stops_the_run(new_run: Start) -> None:
     run = new_run(training_steps=100_000)
-    controller = run.start()
+    reader, writer = os.pipe()
+    controller = run.start(output=writer)
+    os.close(writer)
     run.wait_for_step(2)
-    assert controller.stdout
-    controller.stdout.close()
-    assert controller.wait(timeout=120) == 130
+    os.close(reader)
+    assert controller.wait(PATIENCE) == 130
+    assert "cannot be written" in run.said()
     run.assert_nothing_runs()
 
 

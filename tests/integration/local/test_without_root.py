@@ -18,6 +18,10 @@ from tests.integration.local.harness import bits
 NOBODY = 65534
 READING = ("dac_read_search", "dac_override")
 """Where Python lies in a folder of root's (as it may on a developer's machine), one right to look into it remains."""
+PROBE = """
+import subprocess, sys
+sys.exit(subprocess.run([sys.executable, "-c", "import torch, llmtrain_trainer"]).returncode)
+"""
 
 
 def as_nobody() -> tuple[str, ...]:
@@ -32,7 +36,7 @@ def as_nobody() -> tuple[str, ...]:
         tries.append([*plain, *flags])
     said = ""
     for prefix in tries:
-        done = subprocess.run([*prefix, sys.executable, "-c", "import torch, llmtrain_trainer"], capture_output=True)
+        done = subprocess.run([*prefix, sys.executable, "-c", PROBE], capture_output=True, check=False)
         if done.returncode == 0:
             return tuple(prefix)
         said = done.stderr.decode()
@@ -49,7 +53,7 @@ def folder_of_nobody() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(600)
 def test_a_killed_rank_without_root(new_run: Start, folder_of_nobody: Path, reference: dict[int, set[str]]) -> None:
     run = new_run(folder=folder_of_nobody, prefix=as_nobody())
     run.start()
