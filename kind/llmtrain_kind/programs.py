@@ -7,6 +7,7 @@
 import os
 import re
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -152,7 +153,7 @@ def _link_all(chosen: list[Family], kubernetes_version: str) -> Path:
             link, target = folder / name, _program_path(family, name)
             if link.is_symlink() and os.readlink(link) == str(target):
                 continue
-            draft = folder / f".{name}.{os.getpid()}"
+            draft = folder / f".{name}.{os.getpid()}.{threading.get_native_id()}"
             draft.unlink(missing_ok=True)
             draft.symlink_to(target)
             os.replace(draft, link)

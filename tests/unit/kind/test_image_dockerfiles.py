@@ -109,6 +109,8 @@ def test_dockerfile_installs_python_packages_from_the_extras_and_constraints_onl
     assert f"images_wheel.py split {image} " in code
     assert "--no-deps --offline /tmp/half/llmtrain-*.whl" in code
     assert f"python3 -m venv --without-pip {SPEC.prefix}" in runs
+    if SPEC.images[image].mount_path:  # as images_warm.py does for the archive
+        assert runs.pop() == f"{SPEC.prefix}/bin/python3 -m llmtrain_trainer.warmup --bake > /dev/null"
     compile_ours = runs[-1]
     assert compile_ours.endswith(f"--invalidation-mode unchecked-hash /{SPEC.site_packages}/llmtrain_*")
 
