@@ -203,5 +203,6 @@ class Run:
 
 
 def _hear_interrupts() -> None:
-    """What a shell started in the background ignores SIGINT, and so would all that it starts: undo that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """What a shell started in the background ignores SIGINT (nohup: SIGHUP), and so would all that it starts."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)

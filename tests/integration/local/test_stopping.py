@@ -15,14 +15,15 @@ from tests.integration.local.harness import PATIENCE, Run, bits, eventually
 
 Losses = dict[int, set[str]]
 pytestmark = pytest.mark.timeout(600)
+ONE = {"workers_replicas": 1}
+"""Where losses are not compared, one worker is enough, and starts sooner."""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_stopped_run_checkpoints_and_goes_on(number: signal.Signals, new_run: Start, reference: Losses) -> None:
+def test_a_stopped_run_checkpoints_and_goes_on(new_run: Start, reference: Losses) -> None:
     run = new_run()
     controller = run.start()
     run.wait_for_step(8)
-    controller.send_signal(number)
+    controller.send_signal(signal.SIGINT)
     code, output = run.finish()
     assert code == 130, output
     assert not run.processes(), "all have ended before the command does"
@@ -38,8 +39,20 @@ def test_a_stopped_run_checkpoints_and_goes_on(number: signal.Signals, new_run: 
     assert not run.status().get("failures"), "to stop is no failure"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_other_ways_to_be_told_to_stop(number: signal.Signals, new_run: Start) -> None:
+    run = new_run(**ONE, training_steps=100_000)
+    controller = run.start()
+    run.wait_for_step(2)
+    controller.send_signal(number)
+    code, output = run.finish()
+    assert code == 130, output
+    assert not run.processes()
+    assert (run.store / f"step-{run.steps()[-1].step:08d}" / "manifest.json").exists()
+
+
 def test_a_second_signal_kills_ranks_that_do_not_end(new_run: Start) -> None:
-    run = new_run(failurePolicy_deadlines={"stopSeconds": 3600})
+    run = new_run(**ONE, failurePolicy_deadlines={"stopSeconds": 3600})
     controller = run.start()
     run.wait_for_step(2)
     for rank in run.ranks().values():
@@ -53,7 +66,7 @@ def test_a_second_signal_kills_ranks_that_do_not_end(new_run: Start) -> None:
 
 
 def test_a_closed_output_stops_the_run(new_run: Start) -> None:
-    run = new_run(training_steps=100_000)
+    run = new_run(**ONE, training_steps=100_000)
     reader, writer = os.pipe()
     controller = run.start(output=writer)
     os.close(writer)
@@ -65,7 +78,7 @@ def test_a_closed_output_stops_the_run(new_run: Start) -> None:
 
 
 def test_a_user_s_mistake_ends_the_run_with_its_message(new_run: Start) -> None:
-    run = new_run(data_sources=[{"uri": "pvc://corpus/en"}])
+    run = new_run(**ONE, data_sources=[{"uri": "pvc://corpus/en"}])
     run.start()
     code, output = run.finish()
     assert code == 1
@@ -76,13 +89,13 @@ def test_a_user_s_mistake_ends_the_run_with_its_message(new_run: Start) -> None:
     assert not run.processes()
 
 
-def test_a_store_of_another_job_is_refused(new_run: Start, reference: Losses) -> None:
-    folder = new_run("first", training_steps=2)
+def test_a_store_of_another_job_is_refused(new_run: Start) -> None:
+    folder = new_run("first", **ONE, training_steps=2)
     volume = folder.folder / "disk"
     volume.mkdir()
     folder.start("--volume", f"checkpoints={volume}")
     folder.succeed()
-    other = new_run("second", checkpoint_store="pvc://checkpoints/first")
+    other = new_run("second", **ONE, checkpoint_store="pvc://checkpoints/first")
     other.start("--volume", f"checkpoints={volume}")
     code, output = other.finish()
     assert code == 1
@@ -127,13 +140,13 @@ def test_an_agent_that_no_record_tells_of_is_ended(new_run: Start, reference: Lo
 
 
 def test_a_controller_that_breaks_leaves_nothing(new_run: Start) -> None:
-    run = new_run(training_steps=100_000)
+    run = new_run(**ONE, training_steps=100_000)
 
     async def broken_off() -> None:
         view = LocalView(on_status=lambda job: None, on_event=lambda event: None, on_note=lambda note: None)
         controller = LocalController(LocalRun(run.manifest, run.state), view)
         running = asyncio.create_task(controller.run())
-        await asyncio.to_thread(lambda: eventually(lambda: len(run.ranks()) == 4, "all ranks run"))
+        await asyncio.to_thread(lambda: eventually(lambda: len(run.ranks()) == 2, "all ranks run"))
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -142,8 +155,8 @@ def test_a_controller_that_breaks_leaves_nothing(new_run: Start) -> None:
     run.assert_nothing_runs()
 
 
-def test_a_view_that_fails_does_not_harm_the_run(new_run: Start, reference: Losses) -> None:
-    run = new_run()
+def test_a_view_that_fails_does_not_harm_the_run(new_run: Start) -> None:
+    run = new_run(**ONE, training_steps=2)
 
     def fail(_: object) -> None:
         raise ValueError("a mistake in drawing")
@@ -153,11 +166,10 @@ def test_a_view_that_fails_does_not_harm_the_run(new_run: Start, reference: Loss
         return status.state
 
     assert asyncio.run(watched()) == "Succeeded"
-    assert bits(run.steps()) == reference
 
 
 def test_a_second_controller_is_refused(new_run: Start) -> None:
-    first = new_run(training_steps=100_000)
+    first = new_run(**ONE, training_steps=100_000)
     controller = first.start()
     eventually(lambda: (first.records / "job.json").exists(), "the first holds the folder")
     second = Run(first.folder, first.manifest)
@@ -172,7 +184,7 @@ def test_a_second_controller_is_refused(new_run: Start) -> None:
 
 
 def test_the_same_store_in_two_state_folders_is_refused(new_run: Start) -> None:
-    first, second = new_run(), new_run()
+    first, second = new_run(**ONE), new_run(**ONE)
     volume = first.folder / "disk"
     volume.mkdir()
     controller = first.start("--volume", f"checkpoints={volume}")
