@@ -152,8 +152,7 @@ class CheckpointManager:
         """Write and commit one checkpoint; runs in the background thread of every rank at once."""
         path = self._store.staging_path(position.step)
         try:
-            if self._config.is_first:
-                self._store.begin(position.step)
+            self._begin(position.step)
             writer = FileSystemWriter(path, single_file_per_rank=True, sync_files=True, thread_count=1)
             save(snapshot, storage_writer=writer, process_group=self._group)
             return self._commit(position, self._own_files(path))
@@ -166,6 +165,22 @@ class CheckpointManager:
             raise CheckpointError(
                 f"step {position.step} could not be saved to {path}: {error}{self._room()}"
             ) from error
+
+    def _begin(self, step: int) -> None:
+        """Have rank 0 make and mark the folder before anybody writes: one without its mark would never be cleared.
+
+        Raises:
+            OSError: on every rank, where rank 0 cannot make it.
+        """
+        problem: list[str] = [""]
+        if self._config.is_first:
+            try:
+                self._store.begin(step)
+            except OSError as error:
+                problem = [str(error)]
+        dist.broadcast_object_list(problem, src=0, group=self._group)
+        if problem[0]:
+            raise OSError(problem[0])
 
     def _room(self) -> str:
         """Return how much room the store has, because the usual cause is that it has none."""

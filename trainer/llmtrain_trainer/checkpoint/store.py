@@ -161,7 +161,7 @@ class CheckpointStore:
         """Make the staging folder of this attempt, marked as ours before anything else is in it."""
         path = self.staging_path(step)
         self._remove(path)
-        path.mkdir(exist_ok=True)  # DCP on a faster rank may have made it, and writes into it only after us
+        path.mkdir(exist_ok=True)
         _write_durably(path / MARKER, json.dumps({"runId": self._run_id, "step": step, "attempt": self._attempt}))
         return path
 
@@ -208,6 +208,8 @@ class CheckpointStore:
         for pattern in (STAGING_NAME, REPLACED_NAME):
             for _, path in self._numbered(pattern):
                 self._remove(path)
+                with contextlib.suppress(OSError):  # killed between the folder and its mark: an empty one is nobody's
+                    path.rmdir()
 
     def retire(self, keep: int, *, newest: int) -> None:
         """After the commit of step `newest`, remove our checkpoints but the newest `keep`, which include that one.

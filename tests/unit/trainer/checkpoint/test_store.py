@@ -142,6 +142,16 @@ def test_unfinished_ones_of_any_attempt_are_named_and_cleared(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_empty_folder_without_a_mark_goes_and_one_with_a_strangers_file_stays(tmp_path: Path) -> None:
+    empty, foreign = tmp_path / "step-00000005.attempt-1.tmp", tmp_path / "step-00000006.attempt-1.tmp"
+    empty.mkdir()
+    foreign.mkdir()
+    (foreign / "notes.txt").write_text("mine")
+    _store(tmp_path, attempt=2).clear_unfinished()
+    assert not empty.exists()
+    assert (foreign / "notes.txt").read_text() == "mine"
+
+
 def test_the_first_to_claim_owns_the_folder(tmp_path: Path) -> None:
     root = tmp_path / "deep" / "store"
     owner = _store(root).claim()
