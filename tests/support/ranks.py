@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 WAIT_SECONDS = 180.0
@@ -59,13 +60,6 @@ class RankHost:
             raise RuntimeError(f"the rank host is gone (exit code {self._process.wait(WAIT_SECONDS)})")
         answer: dict[str, Any] = json.loads(line)
         return answer
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
 from llmtrain_trainer.agent.settings import DEFAULT_RANK_ENTRY
 from tests.integration.agent.harness import AgentProcess, Stage, has_ended, is_running, on_stage, run_order
+from tests.support.ports import free_port
 
 STEPS = 30
 
@@ -24,13 +24,6 @@ def spec(folder: Path) -> dict[str, Any]:
         "data": {"sources": [{"uri": f"file://{folder}/data"}]},
         "checkpoint": {"store": f"file://{folder}/store", "everySteps": 5},
     }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def warm_agent(stage: Stage) -> AgentProcess:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,9 +19,10 @@ from llmtrain_operator.coordinator.token import job_token
 from llmtrain_operator.kube.resources import JOBS, PODS
 from tests.support.apiserver import FakeApiServer, fake_api_server
 from tests.support.jobs import JobBuilder
+from tests.support.ports import free_port
 
 KEY = bytes(range(32))
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 NAMESPACE = "lab"
 Object = dict[str, Any]
 
@@ -31,12 +31,6 @@ def manifest(name: str = "demo", **spec: Any) -> Object:
     """An LLMTrainJob of two workers, as a user applies it."""
     job = JobBuilder(name, NAMESPACE).with_spec(**spec).build().to_wire()
     return {**job, "metadata": {"name": name, "namespace": NAMESPACE}, "status": {}}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass
