@@ -54,7 +54,7 @@ class WorkersStatus(LenientModel):
     """How many workers there are."""
 
     desired: Count32 = 0
-    """Workers that the job should have now; 0 while suspended and after the end."""
+    """Workers that the spec asks for."""
     ready: Count32 = 0
     """Workers whose agent is connected."""
     summary: ShortText = "0/0"
@@ -82,7 +82,7 @@ class ProgressStatus(LenientModel):
     eta_seconds: Count64 | None = None
     """Time left at this speed."""
     updated_at: Timestamp
-    """When the step ended."""
+    """When the operator took this down."""
 
 
 class CheckpointStatus(LenientModel):
@@ -123,7 +123,7 @@ class FailureStatus(LenientModel):
     model_config = ConfigDict(populate_by_name=True)
 
     at: Timestamp
-    """When the operator learned of it."""
+    """When it happened, by the node's clock where that can be believed, else when the operator learned of it."""
     attempt: Count32
     """The attempt that it ended."""
     failure_class: Annotated[FailureClass, Field(alias="class")]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from llmtrain_api.meta import ApiModel, LenientModel
 
@@ -27,7 +27,7 @@ class RankError(LenientModel):
     """For a person: the field, the value, what is allowed, the fix, where the user is at fault."""
     exception: Annotated[str, Field(max_length=256)] = ""
     traceback: Annotated[str, Field(max_length=16384)] = ""
-    time: float = 0.0
+    time: FiniteFloat = 0.0
     """Unix seconds."""
 
 
@@ -35,7 +35,7 @@ class RankReport(LenientModel):
     """One trainer process of the agent's current or last attempt."""
 
     local_rank: Annotated[int, Field(ge=0, le=63)]
-    global_rank: Annotated[int, Field(ge=0)]
+    global_rank: Annotated[int, Field(ge=0, le=2**31 - 1)]
     pid: int
     """In the agent's process namespace."""
     state: Literal["running", "exited"]
@@ -47,7 +47,7 @@ class RankReport(LenientModel):
     """True where the agent itself ended the rank (order, SIGTERM): not a failure."""
     oom_killed: bool = False
     """True where the kernel's OOM killer ended it (the cgroup's counter rose)."""
-    exited_at: float | None = None
+    exited_at: FiniteFloat | None = None
     """Unix seconds."""
     error: RankError | None = None
 
@@ -55,12 +55,12 @@ class RankReport(LenientModel):
 class Progress(LenientModel):
     """The newest optimizer step, from rank 0 (its agent alone reports it)."""
 
-    attempt: int
+    attempt: Annotated[int, Field(ge=0, le=2**31 - 1)]
     step: int
     """Steps done, counted from 1."""
     first_step: int
     """The first step that this attempt made: what lies before it came from the checkpoint."""
-    first_step_at: float
+    first_step_at: FiniteFloat
     """Unix seconds when that step ended."""
     previous_step: int = -1
     """The last step that this agent saw of the attempt before; -1 where it saw none. Filled in by the agent."""
@@ -70,11 +70,11 @@ class Progress(LenientModel):
     gradient_norm: float = 0.0
     tokens_per_second: float = 0.0
     memory_bytes: int = 0
-    step_at: float
+    step_at: FiniteFloat
     """Unix seconds when the newest step ended."""
     checkpoint_step: int = -1
     """Newest committed checkpoint; -1 for none."""
-    checkpoint_at: float | None = None
+    checkpoint_at: FiniteFloat | None = None
     resumed_from: int = -1
     skipped_checkpoints: Annotated[str, Field(max_length=1024)] = ""
 
@@ -89,7 +89,7 @@ class SyncRequest(LenientModel):
     seen_version: Annotated[str, Field(max_length=64)] = ""
     """Version of the order that the agent has in force."""
     address: Annotated[str, Field(min_length=1, max_length=253)]
-    attempt: Annotated[int, Field(ge=0)] = 0
+    attempt: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Attempt of `ranks`; 0 before any."""
     warm: bool = False
     """The fork-server has finished importing."""

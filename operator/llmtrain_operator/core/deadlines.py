@@ -50,8 +50,15 @@ def backoff_until(observed: Observed, status: LLMTrainJobStatus) -> float:
 
 
 def gathering(observed: Observed, status: LLMTrainJobStatus, gang: Gang) -> Verdict:
-    """Judge workers that have not reported yet."""
+    """Judge workers that have not reported yet, and those that the API server does not let us create."""
     failures, due = [], []
+    limit = observed.job.spec.failure_policy.deadlines.pending_seconds
+    create_until = (from_timestamp(status.attempt_started_at) or observed.now) + limit
+    for slot in gang.slots:
+        if slot.wanted is None and create_until > observed.now:
+            due.append(create_until)
+        elif slot.wanted is None:
+            failures.append(_never_created(observed, slot.index, limit))
     for worker in gang.wanted():
         if is_connected(worker, observed):
             continue
@@ -103,6 +110,14 @@ def _pending_deadlines(observed: Observed, status: LLMTrainJobStatus, worker: Wo
     if worker.waiting_reason in BROKEN_REASONS:
         found.append((troubled_since + BROKEN_SECONDS, _startup(observed, status, worker, "cannot be started", True)))
     return found
+
+
+def _never_created(observed: Observed, index: int, limit: int) -> Failure:
+    message = (
+        f"worker {index} could not be created within {limit} s (spec.failurePolicy.deadlines.pendingSeconds): a quota, "
+        "an admission policy or spec.workers.template stands in the way; the job's events WriteFailed quote the refusal"
+    )
+    return Failure(FailureClass.STARTUP, message, observed.now, index=index, replace=True)
 
 
 def _startup(observed: Observed, status: LLMTrainJobStatus, worker: Worker, what: str, image: bool = False) -> Failure:

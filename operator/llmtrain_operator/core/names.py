@@ -14,9 +14,12 @@ def worker_name(job: str, index: int, attempt: int) -> str:
     return f"{job}-w{index}-a{attempt}"
 
 
-def token_secret_name(job: str) -> str:
-    """Return the name of the Secret with the bearer token of the job's agents."""
-    return f"{job}-agent-token"
+def token_secret_name(job: LLMTrainJob) -> str:
+    """Return the name of the Secret with the bearer token of the job's agents.
+
+    Part of the uid is in it: a name that a user could have given to a Secret of their own must never be written to.
+    """
+    return f"{job.metadata.name}-token-{job.metadata.uid.replace('-', '')[:12]}"
 
 
 def worker_selector(job: LLMTrainJob) -> str:

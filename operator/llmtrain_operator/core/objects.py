@@ -39,7 +39,7 @@ def token_secret(job: LLMTrainJob, token: str) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {
-            "name": token_secret_name(job.metadata.name),
+            "name": token_secret_name(job),
             "namespace": job.metadata.namespace,
             "labels": job_labels(job),
             "ownerReferences": [owner_reference(job)],

@@ -90,7 +90,7 @@ def _pod_spec(job: LLMTrainJob, worker: CreateWorker, settings: PodSettings) -> 
         "affinity": {"podAntiAffinity": _spread(job)},
         "containers": [_container(job, worker, settings)],
         "volumes": [
-            {"name": "token", "secret": {"secretName": token_secret_name(job.metadata.name), "defaultMode": 0o440}},
+            {"name": "token", "secret": {"secretName": token_secret_name(job), "defaultMode": 0o440}},
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
             {"name": "tmp", "emptyDir": {}},
             *({"name": volume, "persistentVolumeClaim": {"claimName": claim}} for volume, claim in _volumes(job)),

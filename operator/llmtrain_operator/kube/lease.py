@@ -111,7 +111,8 @@ class Leader:
 
     async def _record(self) -> dict[str, Any]:
         try:
-            return await self._client.get(LEASES, self._settings.namespace, self._settings.name)
+            found = await self._client.get(LEASES, self._settings.namespace, self._settings.name)
+            return {**found, "spec": found.get("spec") or {}}
         except NotFoundError:
             metadata = {"name": self._settings.name, "namespace": self._settings.namespace}
             empty = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": {}}

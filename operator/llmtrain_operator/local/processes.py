@@ -39,9 +39,14 @@ def open_process(pid: int, started: int) -> int | None:
     return descriptor
 
 
+def marker_of(workers_folder: Path) -> bytes:
+    """Return how the environment entry begins by which agents of this folder are known."""
+    return f"{Env.WORK_DIR}={workers_folder.absolute()}/".encode()
+
+
 def agents_below(workers_folder: Path) -> list[int]:
     """Return the pids of all agents that work in this folder, also of those that no record tells of."""
-    marker = f"{Env.WORK_DIR}={workers_folder.absolute()}/".encode()
+    marker = marker_of(workers_folder)
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and _is_agent(Path("/proc", entry), marker):
@@ -54,7 +59,7 @@ def kill_agents(workers_folder: Path, spare: frozenset[int] = frozenset()) -> in
     pids = [pid for pid in agents_below(workers_folder) if pid not in spare]
     for pid in pids:
         with contextlib.suppress(OSError):
-            _kill(pid)
+            _kill(pid, marker_of(workers_folder))
     return len(pids)
 
 
@@ -68,9 +73,11 @@ def _is_agent(process: Path, marker: bytes) -> bool:
     return any(variable.startswith(marker) for variable in variables)
 
 
-def _kill(pid: int) -> None:
+def _kill(pid: int, marker: bytes) -> None:
     descriptor = os.pidfd_open(pid)
     try:
+        if not _is_agent(Path("/proc", str(pid)), marker):  # it has ended, and another got its pid
+            return
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         select.select([descriptor], [], [], KILL_SECONDS)  # readable once it has ended
     finally:

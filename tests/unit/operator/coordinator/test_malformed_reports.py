@@ -22,11 +22,31 @@ from tests.unit.operator.coordinator.house import POD, RUN, UID, House, bearer, 
         (b'{"jobUid": "u", "agentId": "a", "sequence": 1}', 400, "address"),
         (b'{"jobUid": "u", "agentId": "a", "sequence": 1, "address": "x", "ranks": [{}]}', 400, "ranks.0.localRank"),
         (b'{"jobUid": "u", "agentId": "a", "sequence": 1, "address": "x", "protocol": 2}', 400, "protocol"),
+        (b'{"jobUid": "u", "agentId": "a", "sequence": 1, "address": "x", "attempt": 2147483648}', 400, "attempt"),
+        (
+            b'{"jobUid": "u", "agentId": "a", "sequence": 1, "address": "x", "ranks": '
+            b'[{"localRank": 0, "globalRank": 0, "pid": 1, "state": "exited", "exitedAt": NaN}]}',
+            400,
+            "ranks.0.exitedAt",
+        ),
         (b"\xff\xfe", 400, "body"),
         (b"[" * 100_000, 400, "body"),
         (b" " * (MAX_BODY_BYTES + 1), 413, "bytes"),
     ],
-    ids=["empty", "cut", "list", "negative", "missing", "rank", "protocol", "not utf-8", "deep", "too long"],
+    ids=[
+        "empty",
+        "cut",
+        "list",
+        "negative",
+        "missing",
+        "rank",
+        "protocol",
+        "attempt",
+        "not finite",
+        "not utf-8",
+        "deep",
+        "too long",
+    ],
 )
 def test_a_malformed_report_is_refused_and_the_field_is_named(body: bytes, status: int, named: str) -> None:
     async def scenario(house: House) -> None:

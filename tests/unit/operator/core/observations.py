@@ -20,6 +20,7 @@ moments = st.one_of(
 timestamps = moments.map(to_timestamp)
 numbers = st.one_of(st.integers(-3, 200), st.sampled_from([2**63, 2**70, -(2**70)]))
 floats = st.floats(allow_nan=True, allow_infinity=True)
+finite = st.floats(allow_nan=False, allow_infinity=False)
 texts = st.one_of(st.just(""), st.text(max_size=30), st.just("x " * 2000))
 exit_codes = st.sampled_from([None, 0, 1, 64, 75, 76, 77, 137, 143, 255])
 
@@ -29,14 +30,14 @@ def ranks(draw: st.DrawFn) -> RankReport:
     ended = draw(st.booleans())
     return RankReport(
         local_rank=draw(st.integers(0, 3)),
-        global_rank=draw(st.integers(0, 7)),
+        global_rank=draw(st.one_of(st.integers(0, 7), st.just(2**31 - 1))),
         pid=1,
         state="exited" if ended else "running",
         exit_code=draw(exit_codes) if ended else None,
         signal=draw(st.sampled_from([None, 9, 11, 15, 64, 99])) if ended else None,
         by_agent=draw(st.booleans()),
         oom_killed=draw(st.integers(0, 9)) == 0,
-        exited_at=draw(st.one_of(st.none(), moments)) if ended else None,
+        exited_at=draw(st.one_of(st.none(), moments, finite)) if ended else None,
         error=draw(st.one_of(st.none(), st.just(RankError(message="training.steps is 0: use 1 or more")))),
     )
 
@@ -47,14 +48,14 @@ def progresses(draw: st.DrawFn) -> Progress:
         attempt=draw(attempts),
         step=draw(numbers),
         first_step=draw(numbers),
-        first_step_at=draw(st.one_of(moments, floats)),
+        first_step_at=draw(st.one_of(moments, finite)),
         steps=draw(numbers),
         tokens=draw(numbers),
         loss=draw(floats),
         tokens_per_second=draw(floats),
         step_at=draw(moments),
         checkpoint_step=draw(numbers),
-        checkpoint_at=draw(st.one_of(st.none(), moments, floats)),
+        checkpoint_at=draw(st.one_of(st.none(), moments, finite)),
         skipped_checkpoints=draw(st.sampled_from(["", "step 30: checksum of a shard differs"])),
     )
 

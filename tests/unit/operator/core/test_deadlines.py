@@ -59,6 +59,18 @@ def test_a_worker_pending_too_long_is_replaced_and_the_message_says_why() -> Non
     assert [(d.name, d.grace_seconds) for d in decision.delete] == [("demo-w1-a1", 0.0)]
 
 
+def test_a_worker_that_cannot_be_created_does_not_wait_for_ever() -> None:
+    builder = gathering(pendingSeconds=100)
+    builder.with_budgets(startup=1)
+    assert decide(builder, [], NOW + 40).requeue_after == pytest.approx(60)
+    again = decide(builder, [], NOW + 100)
+    assert "worker 0 could not be created within 100 s" in again.status.failures[0].message
+    assert [create.name for create in again.create] == ["demo-w0-a2", "demo-w1-a2"]
+    ended = decide(builder, [], NOW + 200)
+    assert ended.status.state is State.FAILED
+    assert "WriteFailed" in ended.status.message
+
+
 def test_pending_for_ever_fails_the_job_when_the_budget_is_used() -> None:
     builder = gathering(pendingSeconds=100)
     builder.with_budgets(startup=1)

@@ -49,6 +49,14 @@ def test_the_pod_is_plain_data_and_belongs_to_the_job() -> None:
     assert manifest["metadata"]["annotations"]["llmtrain.dev/replicas"] == "2"
 
 
+def test_the_name_of_the_token_secret_is_one_that_no_user_has_taken() -> None:
+    job = make_job().build()
+    twin = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "another-uid"})})
+    names = {token_secret(made, "abc")["metadata"]["name"] for made in (job, twin)}
+    assert len(names) == 2
+    assert all(name.startswith(f"{job.metadata.name}-token-") for name in names)
+
+
 def test_the_agent_gets_everything_it_needs() -> None:
     env = by_name(trainer(pod())["env"])
     assert env[Env.COORDINATOR_URL]["value"] == SETTINGS.coordinator_url

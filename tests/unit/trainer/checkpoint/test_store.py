@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from llmtrain_api.presets import PRESETS
 from llmtrain_trainer.checkpoint import manifest as manifests
 from llmtrain_trainer.checkpoint.manifest import BadCheckpoint, Manifest, entry_of
-from llmtrain_trainer.checkpoint.store import CheckpointStore
+from llmtrain_trainer.checkpoint.store import SCRAP, CheckpointStore
 from llmtrain_trainer.errors import CheckpointError, UserError
 
 RUN = "team/job"
@@ -161,6 +162,22 @@ def test_the_first_to_claim_owns_the_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"spec\.checkpoint\.store: .*belongs to the run 'team/job', this is 'team/x'"):
         _store(root, "team/x").claim()
     assert [p.name for p in root.iterdir()] == ["owner.json"]
+
+
+def test_a_refused_run_touches_nothing_of_the_owner(tmp_path: Path) -> None:
+    _store(tmp_path).claim()
+    scrap = tmp_path / f"{SCRAP}of-a-claim-that-is-under-way"
+    scrap.touch()
+    with pytest.raises(UserError, match="belongs to the run"):
+        _store(tmp_path, "team/x").claim()
+    assert scrap.exists()
+
+
+def test_starts_of_one_run_at_the_same_moment_do_not_refuse_each_other(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(20):
+            stores = [_store(tmp_path / str(number), attempt=attempt) for attempt in range(8)]
+            assert len(set(pool.map(CheckpointStore.claim, stores))) == 1
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"runId": 3}'])

@@ -15,7 +15,7 @@ from llmtrain_trainer.data import cache
 from llmtrain_trainer.data.loader import BatchPlan, Loader
 from llmtrain_trainer.data.order import SampleOrder
 from llmtrain_trainer.data.sources import open_sources
-from llmtrain_trainer.data.tokenizer import ByteTokenizer, open_tokenizer
+from llmtrain_trainer.data.tokenizer import ByteTokenizer, JsonTokenizer, open_tokenizer
 from llmtrain_trainer.errors import UserError
 
 
@@ -115,6 +115,50 @@ def test_a_tokenizer_file_is_used_and_ends_documents(tmp_path: Path) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), "version": "1.0 "}))
     with pytest.raises(UserError, match="is no tokenizer"):
         open_tokenizer(_config("builtin://python-stdlib", tokenizer=f"file://{file}"))
+
+
+def test_a_tokenizer_file_cannot_cut_or_pad_documents_and_gaps_in_its_ids_are_counted(tmp_path: Path) -> None:
+    inner = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "b": 70_000}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner.enable_truncation(max_length=2)
+    inner.enable_padding(length=8)
+    file = tmp_path / "tokenizer.json"
+    inner.save(str(file))
+    tokenizer = JsonTokenizer(Tokenizer.from_file(str(file)), "f")
+    assert tokenizer.encode("a b a b a").tolist() == [1, 70_000, 1, 70_000, 1]
+    with pytest.raises(UserError, match="70001 different tokens"):
+        open_tokenizer(_config("builtin://python-stdlib", tokenizer=f"file://{file}"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.jsonl", b'{"text": "ok"}\n{"text": "half \\ud83d"}\n', "line 2 holds half of a surrogate pair"),
+        ("a.jsonl", b'{"text": "\xff"}\n', "cannot be read"),
+        ("a.jsonl", b'{"text": 7}\n', "line 1 is no JSON object"),
+        ("a.txt", b"\xff\xfe", "cannot be read"),
+        ("a.txt", b"", "all its files are empty"),
+    ],
+    ids=["half a surrogate pair", "JSON lines not UTF-8", "text that is no string", "text not UTF-8", "empty"],
+)
+def test_text_that_cannot_be_used_is_the_users_error_and_leaves_no_cache(
+    tmp_path: Path, name: str, content: bytes, problem: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / name).write_bytes(content)
+    sources = open_sources(_config(f"file://{tmp_path}/in"))
+    with pytest.raises(UserError, match=problem):
+        cache.build(tmp_path / "out", "n", sources, ByteTokenizer())
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_names_of_files_need_not_be_utf8(tmp_path: Path) -> None:
+    path = os.path.join(os.fsencode(tmp_path), b"caf\xe9.txt")
+    with open(path, "wb") as file:
+        file.write(b"text")
+    sources = open_sources(_config(f"file://{tmp_path}"))
+    made = cache.build(tmp_path / "out", cache.cache_name(sources, ByteTokenizer()), sources, ByteTokenizer())
+    assert made.tokens == 5
 
 
 def test_targets_are_the_inputs_moved_by_one_and_no_token_is_left_out() -> None:
