@@ -65,17 +65,17 @@ class CheckpointStore:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             content = self._create_owner()
+            self._check_owner(content)  # before anything else: in another run's folder nothing is touched
             self._remove_scraps()
             scrap = self._scrap()
             scrap.touch()
-            scrap.unlink()
+            scrap.unlink(missing_ok=True)  # another start of this run may have cleared it away
         except OSError as error:
             raise self._wrong(
                 f"the folder {self.root} cannot be written: {error.strerror or error}",
                 allowed="a folder that every worker can write",
                 fix="correct the address or its permissions, or mount a writable volume",
             ) from error
-        self._check_owner(content)
         return content
 
     def expect(self, owner: str) -> None:
@@ -108,7 +108,8 @@ class CheckpointStore:
         temporary = self._scrap()
         try:
             _write_durably(temporary, content)
-            with contextlib.suppress(FileExistsError):
+            # Missing: another start of this run was quicker, and has cleared our scrap away with its own.
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
                 os.link(temporary, self.root / OWNER)
         finally:
             temporary.unlink(missing_ok=True)
