@@ -40,7 +40,8 @@ def cache_name(sources: list[Source], tokenizer: Tokenizer) -> str:
         digest.update(source.uri.encode())
         for file in source.files:
             stat = file.stat()
-            digest.update(f"\0{file.relative_to(source.root)}\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
+            name = os.fsencode(file.relative_to(source.root))  # a file's name need not be UTF-8
+            digest.update(b"\0" + name + f"\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
     return digest.hexdigest()[:32]
 
 

@@ -59,10 +59,22 @@ class Source:
                 if not isinstance(text, str):
                     problem = f"{file} line {number} is no JSON object with a string field 'text'"
                     raise self.wrong(problem, fix="correct the line")
+                if not _is_unicode(text):
+                    problem = f"{file} line {number} holds half of a surrogate pair, such as \\ud83d alone"
+                    raise self.wrong(problem, fix="correct the escape in that line")
                 yield text
 
     def wrong(self, problem: str, *, fix: str) -> UserError:
         return UserError(self.field, self.uri, problem, allowed=ALLOWED, fix=fix)
+
+
+def _is_unicode(text: str) -> bool:
+    """False where no UTF-8 can hold the text: JSON's escapes can say what Unicode does not have."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def open_sources(config: RunConfig) -> list[Source]:

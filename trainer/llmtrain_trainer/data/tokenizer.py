@@ -46,8 +46,12 @@ class JsonTokenizer:
     """A tokenizer.json as the `tokenizers` library reads it; the end mark is one of END_NAMES where it has one."""
 
     def __init__(self, inner: tokenizers.Tokenizer, fingerprint: str) -> None:
+        # A file may ask for both: every document would be cut, or filled up, to a model's input length.
+        inner.no_truncation()
+        inner.no_padding()
         self._inner = inner
-        self.vocab_size: int = inner.get_vocab_size(with_added_tokens=True)
+        # Not the number of tokens: ids may have gaps, and the embedding needs a row for the highest.
+        self.vocab_size: int = max(inner.get_vocab(with_added_tokens=True).values()) + 1
         ids = (inner.token_to_id(name) for name in END_NAMES)
         self.end: int | None = next((i for i in ids if i is not None), None)
         self.fingerprint = fingerprint
