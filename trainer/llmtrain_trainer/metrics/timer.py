@@ -13,8 +13,8 @@ PARTS = ("data_loading", "forward", "backward", "sync_wait", "optimizer")
 class StepTimer:
     """Splits the time of one step between named parts, by marks at their ends.
 
-    On a GPU the marks are events on the stream, because the host runs ahead of it; they are read after the step's own
-    synchronisation, so measuring costs none.
+    On a GPU the marks are events on the stream, because the host runs ahead of it. `finish` waits for the last of them:
+    that is the optimizer's kernels, all that is still under way after the step's own reduction was read.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -31,7 +31,9 @@ class StepTimer:
         self._marks.append((part, self._now()))
 
     def finish(self) -> tuple[float, dict[str, float]]:
-        """Return the step's seconds and its split in seconds. The work must have been waited for."""
+        """Return the step's seconds and its split in seconds; waits for the work up to the last mark."""
+        if self._on_gpu:
+            self._marks[-1][1].synchronize()  # the time of an event that has not happened cannot be read
         total = time.perf_counter() - self._started
         split = dict.fromkeys(PARTS, 0.0)
         for (_, before), (part, after) in zip(self._marks, self._marks[1:], strict=False):
