@@ -169,6 +169,14 @@ def print_table(facts: dict[str, Any]) -> None:
 
 def main() -> int:
     """Play the story on a cluster, or with processes where this machine cannot hold one; 0 where all of it held."""
+    try:
+        return _play_and_report()
+    except DriverError as error:
+        print(f"make demo: {error}", file=sys.stderr)
+        return 1
+
+
+def _play_and_report() -> int:
     started = time.monotonic()
     phases = Phases()
     REPORT.parent.mkdir(exist_ok=True)

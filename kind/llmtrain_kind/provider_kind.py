@@ -64,6 +64,9 @@ class KindProvider:
                 )
         if self._settings.state.exists():
             self.down()
+        elif asked.name in run([_kind(), "get", "clusters"]).split():
+            # Else the creation would fail, and clearing up after it would delete what is somebody else's.
+            raise Refused(f"--name {asked.name}: kind has a cluster of this name that is not ours; give another name")
         self._settings = asked
         settings_file.save(asked)
         try:

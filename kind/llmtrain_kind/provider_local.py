@@ -145,7 +145,7 @@ class LocalProvider:
         except BaseException:
             logs = self._keep_logs()
             self.down()
-            say(f"the start failed, all of it is cleared away again; its logs: {logs}")
+            say(f"the start failed, all of it is cleared away again; its logs: {logs or 'could not be kept'}")
             raise
 
     def _start(self, lock: int) -> None:
@@ -260,11 +260,13 @@ class LocalProvider:
             "slow": limit,
         }
 
-    def _keep_logs(self) -> Path:
+    def _keep_logs(self) -> Path | None:
         kept = settings_file.failed_logs_folder(self._settings.name)
         shutil.rmtree(kept, ignore_errors=True)
-        if (self._settings.state / "log").exists():
+        try:
             shutil.copytree(self._settings.state / "log", kept)
+        except OSError:  # a full disk, or no logs yet: the clearing that follows must not depend on it
+            return None
         return kept
 
 

@@ -5,6 +5,7 @@ in the programs' code. The latter stay empty: each node sees its own folders the
 """
 
 import json
+import os
 from pathlib import Path
 
 from llmtrain_kind import slots
@@ -29,7 +30,9 @@ def remember(folders: list[Path]) -> None:
         if not _file().exists():
             sysctls = {name: (_PROC / name).read_text().strip() for name in _SYSCTLS if (_PROC / name).exists()}
             made = [str(folder) for folder in folders if not folder.exists()]
-            _file().write_text(json.dumps({"sysctls": sysctls, "folders": made}))
+            draft = _file().with_suffix(".tmp")
+            draft.write_text(json.dumps({"sysctls": sysctls, "folders": made}))
+            os.replace(draft, _file())  # whole or not at all: half of it would be in the way of every later command
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
 
