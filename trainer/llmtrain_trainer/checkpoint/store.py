@@ -5,7 +5,8 @@
     step-00000100/                  a committed checkpoint: run.json, shards, .metadata, manifest.json
     step-00000200.attempt-3.tmp/    one being written; becomes step-00000200 by a rename
 
-Only folders whose run.json names our run are ever changed, and in them only files that we wrote.
+Only in folders whose run.json names our run is anything removed, and there only files that we wrote. A foreign folder
+that has the name of a checkpoint to be committed is moved aside (step-N.replaced-by-attempt-M) with all that is in it.
 """
 
 from __future__ import annotations
