@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.peers import torchrun
 from llmtrain_kind.driver import REPOSITORY, Driver, StepLine, read_steps
-from llmtrain_kind.stage import Phases, raise_stage, strike_stage
+from llmtrain_kind.stage import Phases, stage
 from tests.e2e.jobs import CLAIM, small_job
 
 NAMESPACE = "bench"
@@ -148,13 +148,9 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave the cluster running")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    driver = raise_stage(options.cluster, Phases())
-    try:
+    with stage(options.cluster, Phases(), keep=options.keep) as driver:
         folder = driver.prepare_namespace(NAMESPACE)
         facts = report(run_rounds(driver, [Ours(driver), Torchrun(driver)], folder, options.rounds))
-    finally:
-        if not options.keep:
-            strike_stage(options.cluster)
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text(json.dumps(facts, indent=2) + "\n")
     print(f"facts: {REPORT.relative_to(REPOSITORY)}")

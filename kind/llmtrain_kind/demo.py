@@ -13,7 +13,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from llmtrain_kind.driver import REPOSITORY, Driver, DriverError, StepLine, read_steps
-from llmtrain_kind.stage import Phases, raise_stage, strike_stage, why_no_cluster
+from llmtrain_kind.stage import Phases, stage, why_no_cluster
 
 EXAMPLE = REPOSITORY / "examples" / "demo.yaml"
 REPORT = REPOSITORY / "build" / "demo.json"
@@ -196,16 +196,8 @@ def _play_and_report() -> int:
 
 
 def _play_on_cluster(phases: Phases) -> dict[str, Any]:
-    driver = None
-    try:
-        driver = raise_stage(CLUSTER, phases)
+    with stage(CLUSTER, phases, keep=bool(os.environ.get("KEEP"))) as driver:
         return play(driver, phases)
-    finally:
-        if os.environ.get("KEEP"):
-            print(f"KEEP is set: the cluster stays; end it with kind/cluster down --name {CLUSTER}")
-        else:
-            with phases.phase("clean up"):
-                strike_stage(CLUSTER)
 
 
 if __name__ == "__main__":

@@ -73,9 +73,24 @@ def raise_stage(cluster: str, phases: Phases, nodes: int = 3, operator: bool = T
     return driver
 
 
-def strike_stage(cluster: str) -> None:
-    """Stop the cluster and leave nothing behind."""
-    run(str(CLUSTER_COMMAND), "down", "--name", cluster)
+def is_standing(cluster: str) -> bool:
+    """Tell whether a cluster of this name is there already: what others have started is not ours to end."""
+    status = [str(CLUSTER_COMMAND), "status", "--name", cluster, "--json"]
+    return subprocess.run(status, capture_output=True, timeout=120, check=False).returncode == 0
+
+
+@contextmanager
+def stage(cluster: str, phases: Phases, keep: bool = False) -> Iterator[Driver]:
+    """Raise the stage for the length of a block, then strike it, unless it stood before or shall be kept."""
+    stays = keep or is_standing(cluster)
+    try:
+        yield raise_stage(cluster, phases)
+    finally:
+        if stays:
+            print(f"cluster {cluster} stays; end it with kind/cluster down --name {cluster}", flush=True)
+        else:
+            with phases.phase("clean up"):
+                run(str(CLUSTER_COMMAND), "down", "--name", cluster)
 
 
 def _inherit(*command: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from llmtrain_kind.driver import Driver
-from llmtrain_kind.stage import Phases, raise_stage, strike_stage
+from llmtrain_kind.stage import Phases, stage
 
 CLUSTER = os.environ.get("LLMTRAIN_CLUSTER", "e2e")
 
@@ -16,11 +16,8 @@ CLUSTER = os.environ.get("LLMTRAIN_CLUSTER", "e2e")
 @pytest.fixture(scope="session")
 def driver() -> Iterator[Driver]:
     """The cluster seen from outside. KEEP=1 leaves it running for a look (and for a faster next run)."""
-    try:
-        yield raise_stage(CLUSTER, Phases())
-    finally:
-        if not os.environ.get("KEEP"):
-            strike_stage(CLUSTER)
+    with stage(CLUSTER, Phases(), keep=bool(os.environ.get("KEEP"))) as driver:
+        yield driver
 
 
 @pytest.fixture(scope="session")

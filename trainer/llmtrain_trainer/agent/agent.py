@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import traceback
 from typing import Any
 
 from llmtrain_api.sync import Assignment, Order, Progress, SyncRequest
@@ -27,6 +28,7 @@ LAST_REPORT_SECONDS = 1.0
 EXIT_RESERVE_SECONDS = 2.0
 """Of the grace period: for the last report and our own end."""
 SUPERSEDED_EXIT_CODE = 1
+SYNC_FAILED_EXIT_CODE = 1
 
 
 class Agent:
@@ -85,6 +87,9 @@ class Agent:
         except Superseded as refusal:
             self._log.error("superseded", error=str(refusal))
             self._supervisor.abandon(SUPERSEDED_EXIT_CODE)
+        except Exception as error:  # deaf, it would train on unseen and unled; dead, it is replaced
+            self._log.error("sync_failed", error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+            self._supervisor.abandon(SYNC_FAILED_EXIT_CODE)
 
     async def _leave_when_orphaned(self) -> None:
         """Leave once nothing runs and nobody has given orders for a while; where no limit is set, never."""
