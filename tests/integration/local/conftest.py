@@ -1,4 +1,4 @@
-"""One unhurt run for all tests to compare with."""
+"""Unhurt runs for all tests to compare with."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.integration.local.harness import STEPS, Run, bits, manifest
+from tests.integration.local.harness import ONE, STEPS, Run, bits, manifest
 
 Start = Callable[..., Run]
+Losses = dict[int, set[str]]
 
 
 @pytest.fixture
@@ -30,9 +31,19 @@ def new_run(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.fixture(scope="session")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, set[str]]:
-    """The losses of a run that nobody hurt."""
-    run = Run(tmp_path_factory.mktemp("reference"), manifest("reference"))
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Losses:
+    """The losses of a run of two workers that nobody hurt."""
+    return losses_of_unhurt(tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture(scope="session")
+def reference_of_one(tmp_path_factory: pytest.TempPathFactory) -> Losses:
+    """The losses of a run of one worker that nobody hurt."""
+    return losses_of_unhurt(tmp_path_factory.mktemp("reference"), **ONE)
+
+
+def losses_of_unhurt(folder: Path, **changes: Any) -> Losses:
+    run = Run(folder, manifest("reference", **changes))
     run.start()
     try:
         output = run.succeed()

@@ -21,6 +21,8 @@ PATIENCE = 240.0
 """Seconds until a condition that does not come true fails the test: generous, for a loaded machine."""
 STEPS = 40
 EVERY_STEPS = 5
+ONE = {"workers_replicas": 1}
+"""For tests in which it does not matter how many workers there are: one starts in half the time of two."""
 
 
 def eventually(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:

@@ -10,17 +10,14 @@ import pytest
 
 from llmtrain_operator.local.prepare import LocalRun
 from llmtrain_operator.local.runner import LocalController, LocalView
-from tests.integration.local.conftest import Start
-from tests.integration.local.harness import PATIENCE, Run, bits, eventually
+from tests.integration.local.conftest import Losses, Start
+from tests.integration.local.harness import ONE, PATIENCE, Run, bits, eventually
 
-Losses = dict[int, set[str]]
 pytestmark = pytest.mark.timeout(600)
-ONE = {"workers_replicas": 1}
-"""Where losses are not compared, one worker is enough, and starts sooner."""
 
 
-def test_a_stopped_run_checkpoints_and_goes_on(new_run: Start, reference: Losses) -> None:
-    run = new_run()
+def test_a_stopped_run_checkpoints_and_goes_on(new_run: Start, reference_of_one: Losses) -> None:
+    run = new_run(**ONE)
     controller = run.start()
     run.wait_for_step(8)
     controller.send_signal(signal.SIGINT)
@@ -28,14 +25,14 @@ def test_a_stopped_run_checkpoints_and_goes_on(new_run: Start, reference: Losses
     assert code == 130, output
     assert not run.processes(), "all have ended before the command does"
     last = run.steps()[-1].step
-    assert last < len(reference)
+    assert last < len(reference_of_one)
     assert (run.store / f"step-{last:08d}" / "manifest.json").exists(), "the last step was saved, whatever its number"
     assert run.status()["state"] == "Suspended"
     assert "the same command goes on" in run.status()["message"]
     run.start()
     run.succeed()
-    assert bits(run.steps()) == reference
-    assert len(run.steps()) == len(reference), "no step was made twice"
+    assert bits(run.steps()) == reference_of_one
+    assert len(run.steps()) == len(reference_of_one), "no step was made twice"
     assert not run.status().get("failures"), "to stop is no failure"
 
 
@@ -105,8 +102,8 @@ def test_a_store_of_another_job_is_refused(new_run: Start) -> None:
     assert (volume / "first" / "step-00000002" / "manifest.json").exists(), "nothing of the first is touched"
 
 
-def test_fresh_kills_what_an_earlier_run_left(new_run: Start, reference: Losses) -> None:
-    run = new_run()
+def test_fresh_kills_what_an_earlier_run_left(new_run: Start, reference_of_one: Losses) -> None:
+    run = new_run(**ONE)
     run.start()
     run.wait_for_step(8)
     old = [*run.agents().values(), *run.ranks().values()]
@@ -120,23 +117,23 @@ def test_fresh_kills_what_an_earlier_run_left(new_run: Start, reference: Losses)
     run.start("--fresh")
     run.succeed()
     assert not any(process.is_running() for process in old)
-    assert bits(run.steps()) == reference, "checkpoints stay, and so does what follows from them"
+    assert bits(run.steps()) == reference_of_one, "checkpoints stay, and so does what follows from them"
     assert run.status()["attempt"] == 1
 
 
-def test_an_agent_that_no_record_tells_of_is_ended(new_run: Start, reference: Losses) -> None:
+def test_an_agent_that_no_record_tells_of_is_ended(new_run: Start, reference_of_one: Losses) -> None:
     """As after a controller that was killed between starting a worker and writing that down."""
-    run = new_run()
+    run = new_run(**ONE)
     run.start()
     run.wait_for_step(8)
     run.kill_controller()
-    (run.records / "workers" / "job-w1-a1" / "worker.json").unlink()
-    unknown = run.agents()[1]
+    (run.records / "workers" / "job-w0-a1" / "worker.json").unlink()
+    unknown = run.agents()[0]
     run.start()
     run.wait_for_step(6, attempt=2)
     assert not unknown.is_running()
     run.succeed()
-    assert bits(run.steps()) == reference
+    assert bits(run.steps()) == reference_of_one
 
 
 def test_a_controller_that_breaks_leaves_nothing(new_run: Start) -> None:

@@ -9,10 +9,9 @@ from functools import partial
 
 import pytest
 
-from tests.integration.local.conftest import Start
-from tests.integration.local.harness import Run, bits, eventually
+from tests.integration.local.conftest import Losses, Start
+from tests.integration.local.harness import ONE, Run, bits, eventually
 
-Losses = dict[int, set[str]]
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -48,7 +47,7 @@ def test_a_killed_worker_is_replaced(new_run: Start, reference: Losses) -> None:
 
 
 def test_a_killed_controller_finds_its_workers_again(new_run: Start, reference: Losses) -> None:
-    run = new_run(training_steps=40)
+    run = new_run()
     run.start()
     before = run.wait_for_step(4)
     processes = {process.pid for process in [*run.agents().values(), *run.ranks().values()]}
@@ -65,23 +64,23 @@ def test_a_killed_controller_finds_its_workers_again(new_run: Start, reference: 
     run.assert_nothing_runs()
 
 
-def test_a_controller_that_was_away_for_the_end_takes_note_of_it(new_run: Start, reference: Losses) -> None:
-    run = new_run()
+def test_a_controller_that_was_away_for_the_end_takes_note_of_it(new_run: Start, reference_of_one: Losses) -> None:
+    run = new_run(**ONE)
     run.start()
     run.wait_for_step(30)
     run.kill_controller()
     eventually(lambda: not run.ranks(), "the ranks have done their work")
     run.start()
     assert "succeeded" in run.succeed()
-    assert bits(run.steps()) == reference
+    assert bits(run.steps()) == reference_of_one
     assert run.status()["attempt"] == 1
     run.start()
     assert "succeeded" in run.succeed(), "once more: it says so and does nothing"
-    assert len(run.steps()) == len(reference)
+    assert len(run.steps()) == len(reference_of_one)
 
 
-def test_a_controller_killed_together_with_a_rank(new_run: Start, reference: Losses) -> None:
-    run = new_run()
+def test_a_controller_killed_together_with_a_rank(new_run: Start, reference_of_one: Losses) -> None:
+    run = new_run(**ONE)
     run.start()
     run.wait_for_step(8)
     run.kill_controller()
@@ -89,12 +88,12 @@ def test_a_controller_killed_together_with_a_rank(new_run: Start, reference: Los
     eventually(lambda: not run.ranks(), "the other ranks notice")
     run.start()
     run.succeed()
-    assert bits(run.steps()) == reference
+    assert bits(run.steps()) == reference_of_one
     assert run.status()["attempt"] == 2
 
 
-def test_workers_that_died_without_a_controller_cost_no_budget(new_run: Start, reference: Losses) -> None:
-    run = new_run(failurePolicy_budgets={"crash": 0, "startup": 0})
+def test_workers_that_died_without_a_controller_cost_no_budget(new_run: Start, reference_of_one: Losses) -> None:
+    run = new_run(**ONE, failurePolicy_budgets={"crash": 0, "startup": 0})
     run.start()
     run.wait_for_step(8)
     run.kill_controller()
@@ -103,7 +102,7 @@ def test_workers_that_died_without_a_controller_cost_no_budget(new_run: Start, r
     run.assert_nothing_runs()
     run.start()
     run.succeed()
-    assert bits(run.steps()) == reference
+    assert bits(run.steps()) == reference_of_one
     assert run.status()["failures"][0]["class"] == "Disruption"
 
 
@@ -133,8 +132,8 @@ def _hurt(run: Run, kind: str, dice: random.Random) -> bool:
     return True
 
 
-def test_a_port_taken_while_the_controller_was_away(new_run: Start, reference: Losses) -> None:
-    run = new_run()
+def test_a_port_taken_while_the_controller_was_away(new_run: Start, reference_of_one: Losses) -> None:
+    run = new_run(**ONE)
     run.start()
     run.wait_for_step(8)
     run.kill_controller()
@@ -143,37 +142,37 @@ def test_a_port_taken_while_the_controller_was_away(new_run: Start, reference: L
         run.start()
         run.succeed()
     assert int((run.records / "port").read_text()) != port
-    assert bits(run.steps()) == reference
+    assert bits(run.steps()) == reference_of_one
     [failure] = run.status()["failures"]
     assert failure["class"] == "Disruption"
     run.assert_nothing_runs()
 
 
-def test_two_jobs_side_by_side(new_run: Start, reference: Losses) -> None:
-    first, second = new_run("first"), new_run("second")
+def test_two_jobs_side_by_side(new_run: Start, reference_of_one: Losses) -> None:
+    first, second = new_run("first", **ONE), new_run("second", **ONE)
     for run in (first, second):
         run.start()
     second.wait_for_step(8)
     second.kill_rank(1)
     for run in (first, second):
         run.succeed()
-        assert bits(run.steps()) == reference
+        assert bits(run.steps()) == reference_of_one
     assert first.status()["attempt"] == 1
     assert second.status()["attempt"] == 2
 
 
-def test_a_status_that_cannot_be_written_for_a_while(new_run: Start, reference: Losses) -> None:
-    run = new_run()
+def test_a_status_that_cannot_be_written_for_a_while(new_run: Start, reference_of_one: Losses) -> None:
+    run = new_run(**ONE)
     run.start()
     run.wait_for_step(8)
     job, aside = run.records / "job.json", run.records / "aside"
     job.rename(aside)
     (job / "in-the-way").mkdir(parents=True)
-    run.kill_rank(2)
+    run.kill_rank(1)
     eventually(lambda: "could not be written" in run.said(), "the controller says why nothing goes on")
     assert {step.attempt for step in run.steps()} == {1}, "nothing is started that the status does not tell of"
     (job / "in-the-way").rmdir()
     job.rmdir()
     aside.rename(job)
     run.succeed()
-    assert bits(run.steps()) == reference
+    assert bits(run.steps()) == reference_of_one

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.local.conftest import Start
-from tests.integration.local.harness import bits
+from tests.integration.local.conftest import Losses, Start
+from tests.integration.local.harness import ONE, bits
 
 NOBODY = 65534
 READING = ("dac_read_search", "dac_override")
@@ -54,20 +54,20 @@ def folder_of_nobody() -> Iterator[Path]:
 
 
 @pytest.mark.timeout(600)
-def test_a_killed_rank_without_root(new_run: Start, folder_of_nobody: Path, reference: dict[int, set[str]]) -> None:
-    run = new_run(folder=folder_of_nobody, prefix=as_nobody())
+def test_a_killed_rank_without_root(new_run: Start, folder_of_nobody: Path, reference_of_one: Losses) -> None:
+    run = new_run(**ONE, folder=folder_of_nobody, prefix=as_nobody())
     run.start()
     run.wait_for_step(8)
     assert {process.uids().effective for process in run.processes()} <= {os.getuid() or NOBODY}
-    run.kill_rank(3)
+    run.kill_rank(1)
     run.wait_for_step(6, attempt=2)
     run.succeed()
-    assert bits(run.steps()) == reference
+    assert bits(run.steps()) == reference_of_one
     run.assert_nothing_runs()
 
 
 def test_a_state_folder_that_cannot_be_written(new_run: Start, folder_of_nobody: Path, tmp_path: Path) -> None:
-    run = new_run(folder=folder_of_nobody, prefix=as_nobody())
+    run = new_run(**ONE, folder=folder_of_nobody, prefix=as_nobody())
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o555)
     run.state = locked / "state"
