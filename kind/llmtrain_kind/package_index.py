@@ -23,6 +23,10 @@ def uv_environment() -> dict[str, str]:
 
 def _pip_setting(name: str) -> str:
     """What pip's configuration files say; empty where they say nothing or there is no pip."""
-    command = [sys.executable, "-m", "pip", "config", "get", name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else ""
+    # The environment that uv keeps in step with constraints.txt has no pip; the Python that it was made from has.
+    for python in dict.fromkeys((sys.executable, getattr(sys, "_base_executable", sys.executable))):
+        command = [python, "-m", "pip", "config", "get", name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return done.stdout.strip()
+    return ""
