@@ -23,10 +23,8 @@ def uv_environment() -> dict[str, str]:
 
 def _pip_setting(name: str) -> str:
     """What pip's configuration files say; empty where they say nothing or there is no pip."""
-    # The environment that uv keeps in step with constraints.txt has no pip; the Python that it was made from has.
-    for python in dict.fromkeys((sys.executable, getattr(sys, "_base_executable", sys.executable))):
-        command = [python, "-m", "pip", "config", "get", name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            return done.stdout.strip()
-    return ""
+    # `list`, because `get` of some versions finds nothing in the file that PIP_CONFIG_FILE names.
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = [line.partition("=")[2] for line in done.stdout.splitlines() if line.startswith(f"{name}=")]
+    return found[-1].strip("'\"") if found else ""
