@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from llmtrain_api.constants import API_VERSION, KIND, State
 from llmtrain_api.job import LLMTrainJob
 from llmtrain_api.status import LLMTrainJobStatus
 from llmtrain_api.sync import Progress, RankError, RankReport
+from llmtrain_operator.core.actions import Plan
 from llmtrain_operator.core.names import worker_name
 from llmtrain_operator.core.observed import AgentView, Observed, Worker
+from llmtrain_operator.core.plan import plan
 from llmtrain_operator.core.times import to_timestamp
 
 NOW = 1_800_000_000.0
@@ -150,3 +152,11 @@ def make_gang(replicas: int = 2, attempt: int = 1, created_attempt: int = 1, **a
 def make_observed(job: LLMTrainJob | JobBuilder, workers: Iterable[Worker] = (), **fields: Any) -> Observed:
     built = job.build() if isinstance(job, JobBuilder) else job
     return Observed(job=built, workers=tuple(workers), **{"now": NOW, **fields})
+
+
+def decide(builder: JobBuilder, workers: Sequence[Worker], now: float = NOW, **fields: Any) -> Plan:
+    """Plan, and make the status durable as the shell would: the next decision starts from it."""
+    decision = plan(make_observed(builder, workers, now=now, **fields))
+    if decision.status_changed:
+        builder.with_status(LLMTrainJobStatus.model_validate(decision.status.to_wire()))
+    return decision

@@ -13,26 +13,17 @@ from llmtrain_api.sync import RankReport
 from llmtrain_operator.core.actions import Plan
 from llmtrain_operator.core.failures import classify_rank
 from llmtrain_operator.core.observed import Worker
-from llmtrain_operator.core.plan import plan
 from llmtrain_operator.core.times import to_timestamp
 from tests.support.jobs import (
     NOW,
-    JobBuilder,
+    decide,
     make_agent,
     make_gang,
     make_job,
-    make_observed,
     make_progress,
     make_rank,
     make_worker,
 )
-
-
-def decide(builder: JobBuilder, workers: list[Worker], now: float = NOW) -> Plan:
-    decision = plan(make_observed(builder, workers, now=now))
-    if decision.status_changed:
-        builder.with_status(LLMTrainJobStatus.model_validate(decision.status.to_wire()))
-    return decision
 
 
 def gang_with(*ranks: RankReport, attempt: int = 1, created_attempt: int = 1) -> list[Worker]:

@@ -4,31 +4,20 @@ operator repeats."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from llmtrain_api.status import LLMTrainJobStatus
 from llmtrain_operator.core.actions import Plan
 from llmtrain_operator.core.observed import Policy, Worker
-from llmtrain_operator.core.plan import plan
 from tests.support.jobs import (
     NOW,
-    JobBuilder,
+    decide,
     make_agent,
     make_gang,
     make_job,
-    make_observed,
     make_rank,
     make_worker,
 )
-
-
-def decide(builder: JobBuilder, workers: list[Worker], now: float = NOW, **fields: Any) -> Plan:
-    decision = plan(make_observed(builder, workers, now=now, **fields))
-    if decision.status_changed:
-        builder.with_status(LLMTrainJobStatus.model_validate(decision.status.to_wire()))
-    return decision
 
 
 def told(decision: Plan) -> dict[str, tuple[str, int, float]]:
