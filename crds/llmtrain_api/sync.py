@@ -95,6 +95,8 @@ class SyncRequest(LenientModel):
     """The fork-server has finished importing."""
     stopping: bool = False
     """The agent itself was told to leave (SIGTERM)."""
+    leaving: bool = False
+    """Its last report: it takes no further order, so the answer comes at once."""
     ranks: Annotated[list[RankReport], Field(max_length=64)] = Field(default_factory=list)
     progress: Progress | None = None
 

@@ -111,7 +111,9 @@ class KindProvider:
             command: list[str | Path] = [_kind(), "load", "image-archive", archive.path, "--name", self._settings.name]
             run(command, timeout_seconds=_CREATE_SECONDS)
             loaded.update(dict.fromkeys(archive.names, archive.digest))
-            record.write_text(json.dumps(loaded))
+            unfinished = record.with_suffix(".tmp")
+            unfinished.write_text(json.dumps(loaded))
+            unfinished.replace(record)
             imports += 1
         return imports
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from llmtrain_kind.console import say
 from llmtrain_kind.errors import CannotRunHere, ClusterError
-from llmtrain_kind.local import cgroups
+from llmtrain_kind.local import cgroups, network
+from llmtrain_kind.processes import find_process
 from llmtrain_kind.shell import run, succeeds
 
 #: Command -> the Debian package that brings it.
@@ -24,6 +25,8 @@ COMMANDS = {
     "conntrack": "conntrack",
     "runc": "runc",
 }
+_TRACE = "llmtrain-check-"
+"""And the pid of who checks: what a check makes outside its own namespaces is named so."""
 
 
 def check(install: bool) -> None:
@@ -40,6 +43,7 @@ def check(install: bool) -> None:
     if missing and not (_apt_works() and not install):
         packages = " ".join(sorted({COMMANDS[name] for name in missing}))
         raise CannotRunHere(f"missing programs: {', '.join(missing)} (Debian, as root: apt-get install {packages})")
+    _clear_what_killed_checks_left()
     for what, attempt in _attempts(missing):
         try:
             attempt()
@@ -85,14 +89,27 @@ def _try_mount() -> None:
         run(["unshare", "--mount", "mount", "-t", "tmpfs", "none", folder])
 
 
+def _clear_what_killed_checks_left() -> None:
+    trees = cgroups.find()
+    names = {folder.name for root in trees.all_roots for folder in root.glob(f"{_TRACE}*")}
+    if shutil.which("ip"):
+        names |= set(network.namespaces_of(_TRACE.rstrip("-")))
+    for name in names:
+        pid = name.removeprefix(_TRACE)
+        if pid.isdecimal() and find_process(int(pid)) is None:
+            trees.remove(f"/{name}")
+            if shutil.which("ip"):
+                network.remove_namespace(name)
+
+
 def _try_named_namespace() -> None:
-    name = f"llmtrain-check-{os.getpid()}"
+    name = f"{_TRACE}{os.getpid()}"
     run(["ip", "netns", "add", name])
     run(["ip", "netns", "delete", name])
 
 
 def _try_cgroup() -> None:
-    name = f"/llmtrain-check-{os.getpid()}"
+    name = f"/{_TRACE}{os.getpid()}"
     trees = cgroups.find()
     try:
         trees.make(name)

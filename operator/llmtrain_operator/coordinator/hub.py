@@ -101,7 +101,8 @@ class Hub:
             self.forget(known)
         job = self._jobs.setdefault(uid, _Job(key, uid))
         self._uids[key] = uid
-        for name in [name for name in job.workers if name not in workers]:
+        wanted = frozenset(workers)
+        for name in [name for name in job.workers if name not in wanted]:
             job.workers.pop(name).wake()
         for name in workers:
             job.workers.setdefault(name, _Worker())
@@ -114,9 +115,8 @@ class Hub:
         for name, order in orders.items():
             job.workers.setdefault(name, _Worker())
             worker = job.workers[name]
-            version = self._version(order)
-            if worker.published is None or worker.published.version != version:
-                worker.published = _Published(version, order)
+            if worker.published is None or worker.published.order != order:
+                worker.published = _Published(self._version(order), order)
                 worker.wake()
         for name, worker in job.workers.items():
             if name not in orders and worker.published is not None:
@@ -219,7 +219,7 @@ class Hub:
                 return self._response(published)
             limit = self._hold_seconds if published else min(self._hold_seconds, NO_ORDER_HOLD_SECONDS)
             left = started + limit - loop.time()
-            if over or left <= 0:
+            if over or left <= 0 or request.leaving:
                 if published:
                     return self._response(published)
                 raise SyncRefusedError(404, f"there is no order for {name} yet", "ask again")

@@ -24,8 +24,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class CoordinatorServer:
     """Serves the agents' sync requests on one address."""
 
-    def __init__(self, hub: Hub, key: bytes, host: str, port: int) -> None:
-        """`key` makes the jobs' tokens; port 0 takes a free one (see `port` after start)."""
+    def __init__(
+        self, hub: Hub, key: bytes, host: str, port: int, on_wrong_token: Callable[[JobKey], None] = lambda key: None
+    ) -> None:
+        """`key` makes the jobs' tokens; port 0 takes a free one (see `port` after start).
+
+        `on_wrong_token` is told of each request for a known job whose token is not that job's.
+        """
+        self._on_wrong_token = on_wrong_token
         self._hub = hub
         self._key = key
         self._host = host
@@ -72,6 +78,7 @@ class CoordinatorServer:
         if uid is None:
             raise SyncRefusedError(404, f"job {key} is not known here", "ask again; it may be new, or deleted")
         if not token_matches(self._key, uid, token.strip()):
+            self._on_wrong_token(key)
             raise SyncRefusedError(403, f"the token is not that of job {key} as it exists now", TOKEN_FIX)
 
 

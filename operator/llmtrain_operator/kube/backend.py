@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic import ValidationError
 
 from llmtrain_api.constants import API_VERSION, KIND, LABEL_JOB_UID, MANAGER
 from llmtrain_api.job import LLMTrainJob, Metadata
@@ -21,8 +24,10 @@ from llmtrain_operator.kube.client import DeleteOptions, KubeClient
 from llmtrain_operator.kube.errors import ConflictError, NotFoundError
 from llmtrain_operator.kube.events import EventRecorder
 from llmtrain_operator.kube.resources import JOBS, PODS, SECRETS, Resource
-from llmtrain_operator.kube.translate import belongs_to, job_of, job_uid_of, to_worker, trouble
+from llmtrain_operator.kube.translate import belongs_to, job_of, to_worker, trouble
 from llmtrain_operator.runtime.backend import JobKey
+
+logger = logging.getLogger(__name__)
 
 Object = dict[str, Any]
 
@@ -56,11 +61,12 @@ class KubeBackend:
         self._enqueue = enqueue
         self._events = EventRecorder(client, options.instance)
         self._jobs = ObjectCache(self._job_changed)
-        self._pods = ObjectCache(self._pod_changed, group_by=job_uid_of)
+        self._pods = ObjectCache(self._pod_changed, group_by=lambda pod: str(job_of(pod)))
         self._troubled_since: dict[str, float] = {}
         """Uid of a pod whose container cannot start to when that was first seen."""
         self._secrets: dict[str, tuple[float, asyncio.Task[None]]] = {}
         """Uid of a job to when its Secret was last applied, and that write."""
+        self._renewing: set[asyncio.Future[None]] = set()
 
     # ---- what feeds the caches
 
@@ -97,8 +103,7 @@ class KubeBackend:
         return [_key_of(job) for job in self._jobs]
 
     def workers(self, job: LLMTrainJob) -> Sequence[Worker]:
-        uid = job.metadata.uid
-        pods = [pod for pod in self._pods.group(uid) if belongs_to(pod, uid)]
+        pods = [pod for pod in self._pods.group(str(_key_of_job(job))) if belongs_to(pod, job.metadata.uid)]
         workers = [to_worker(pod, self._troubled_since.get(pod["metadata"]["uid"])) for pod in pods]
         return [worker for worker in workers if worker is not None]
 
@@ -135,7 +140,14 @@ class KubeBackend:
         """Create the pod, its job's Secret first. A pod of that name that is the job's own is as good.
 
         A plain create, not an apply: applying over a terminating pod of a deleted job of the same name would adopt it.
+
+        Raises:
+            ConflictError: a pod of a deleted job of the same name still runs, and may write to the same checkpoints.
         """
+        leftover = self._leftover(job)
+        if leftover:
+            reason = f"pod {leftover} of a deleted job of the same name has not ended, and may still write checkpoints"
+            raise ConflictError(f"create pod {worker.name}: {reason}", 409, NAME_TAKEN_RETRY_SECONDS)
         await self._ensure_secret(job)
         try:
             created = await self._client.create(PODS, build_pod(job, worker, self._options.pods))
@@ -169,6 +181,36 @@ class KubeBackend:
 
     async def emit_event(self, job: LLMTrainJob, event: Event) -> None:
         await self._events.record(job.metadata, event)
+
+    def renew_secret(self, key: JobKey) -> None:
+        """Apply the Secret of a job whose worker shows a wrong token: the operator's key, or the Secret, was changed.
+
+        Kubernetes then brings the new token into the running pods within a minute or two.
+        """
+        manifest = self._jobs.get(key.namespace, key.name)
+        if manifest is None:
+            return
+        try:
+            job = LLMTrainJob.parse(manifest)
+        except ValidationError:
+            return  # it has no workers of ours
+        renewing = asyncio.ensure_future(self._ensure_secret(job))
+        self._renewing.add(renewing)
+        renewing.add_done_callback(lambda done: self._renewed(key, done))
+
+    def _renewed(self, key: JobKey, done: asyncio.Future[None]) -> None:
+        self._renewing.discard(done)
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            logger.warning("%s: the token's Secret could not be renewed: %s", key, error)
+
+    def _leftover(self, job: LLMTrainJob) -> str:
+        """Return the name of a living pod that another job of this name and namespace left, or ''."""
+        for pod in self._pods.group(str(_key_of_job(job))):
+            ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+            if not ended and _owned_by_another_job(pod, job.metadata.uid):
+                return str(pod["metadata"]["name"])
+        return ""
 
     async def _refresh_job(self, metadata: Metadata) -> None:
         try:
@@ -205,6 +247,16 @@ class KubeBackend:
         key = job_of(pod)
         if key is not None:
             self._enqueue(key)
+
+
+def _owned_by_another_job(pod: Object, job_uid: str) -> bool:
+    owners = pod["metadata"].get("ownerReferences") or []
+    jobs = [owner for owner in owners if owner.get("kind") == KIND and owner.get("controller")]
+    return any(owner.get("uid") != job_uid for owner in jobs)
+
+
+def _key_of_job(job: LLMTrainJob) -> JobKey:
+    return JobKey(job.metadata.namespace, job.metadata.name)
 
 
 def _key_of(job: Object) -> JobKey:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llmtrain_api.constants import CONTAINER, LABEL_ATTEMPT, LABEL_JOB, LABEL_JOB_UID, LABEL_WORKER
+from llmtrain_api.constants import CONTAINER, LABEL_ATTEMPT, LABEL_JOB, LABEL_WORKER
 from llmtrain_operator.core.observed import Worker
 from llmtrain_operator.core.times import from_timestamp
 from llmtrain_operator.core.worker_pod import ANNOTATION_REPLICAS
@@ -23,11 +23,6 @@ def job_of(pod: Object) -> JobKey | None:
     """Return the job that a pod says it belongs to."""
     name = _labels(pod).get(LABEL_JOB)
     return JobKey(pod["metadata"].get("namespace", ""), name) if name else None
-
-
-def job_uid_of(pod: Object) -> str:
-    """Return the uid of the job that a pod says it belongs to."""
-    return str(_labels(pod).get(LABEL_JOB_UID) or "")
 
 
 def belongs_to(pod: Object, job_uid: str) -> bool:

@@ -48,7 +48,9 @@ class Operator:
         self._settings = settings
         self._metrics = Metrics()
         self._client = KubeClient(configuration, self._metrics.api_request)
-        self._leader = Leader(self._client, _lease_settings(settings))
+        # A client of its own: a renewal must not wait for a free connection behind a thousand pods being created.
+        self._lease_client = KubeClient(configuration, self._metrics.api_request)
+        self._leader = Leader(self._lease_client, _lease_settings(settings))
         pods = PodSettings(settings.coordinator_url, settings.image_pull_policy)
         options = KubeOptions(key, pods, settings.identity, settings.namespaces)
         self._backend = KubeBackend(self._client, options, lambda job: self._controller.queue.add(job))
@@ -61,7 +63,11 @@ class Operator:
             resync_seconds=settings.resync_seconds,
         )
         self._coordinator = CoordinatorServer(
-            self._controller.hub, key, settings.coordinator_host, settings.coordinator_port
+            self._controller.hub,
+            key,
+            settings.coordinator_host,
+            settings.coordinator_port,
+            on_wrong_token=self._backend.renew_secret,
         )
         self._informer = Informer(
             configuration,
@@ -109,6 +115,7 @@ class Operator:
             await self._leader.release()
             await self._health.stop()
             self._client.close()
+            self._lease_client.close()
 
     async def _lead(self) -> None:
         await self._informer.synced.wait()

@@ -124,7 +124,11 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     defaults, policy = OperatorSettings("", Path()), Policy()
 
     def add(name: str, fallback: object, **options: Any) -> None:
-        value = environment.get(ENV_PREFIX + name.upper(), fallback)
+        variable = ENV_PREFIX + name.upper()
+        value = environment.get(variable, fallback)
+        choices = options.get("choices")
+        if choices and value not in choices:  # argparse checks flags only
+            parser.error(f"{variable} is {value!r}. Fix: give one of {', '.join(choices)}")
         required = fallback is None and value is None
         parser.add_argument("--" + name.replace("_", "-"), default=value, required=required, **options)
 

@@ -11,7 +11,17 @@ from collections.abc import Sequence
 import pytest
 from aiohttp import web
 
-from tests.integration.agent.harness import Stage, alive, eventually, has_ended, is_running, named, on_stage, run_order
+from tests.integration.agent.harness import (
+    REPOSITORY,
+    Stage,
+    alive,
+    eventually,
+    has_ended,
+    is_running,
+    named,
+    on_stage,
+    run_order,
+)
 
 NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child=SIGKILL")
 
@@ -134,6 +144,28 @@ async def test_superseded_agent_kills_its_ranks_and_leaves(stage: Stage) -> None
     assert await agent.exit_code() == 1
     assert agent.event("superseded")["error"] == "another agent has this worker"
     await eventually(lambda: not [pid for pid in family if alive(pid)], "everything ends")
+
+
+FAULT = """
+import sys
+
+if any("llmtrain_trainer.agent.main" in word for word in sys.orig_argv):
+    from llmtrain_trainer.agent.client import SyncClient
+
+    async def run(self):
+        await self._exchange()
+        raise RuntimeError("a defect of ours")
+
+    SyncClient.run = run
+"""
+
+
+@on_stage
+async def test_agent_whose_sync_fails_by_a_defect_ends_rather_than_train_on_unled(stage: Stage) -> None:
+    (stage.folder / "sitecustomize.py").write_text(FAULT)
+    agent = stage.agent(PYTHONPATH=f"{stage.folder}:{REPOSITORY}")
+    assert await agent.exit_code() == 1
+    assert "a defect of ours" in agent.event("sync_failed")["error"]
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,10 @@ class OperatorProcess:
     metrics_port: int = field(default_factory=free_port)
     process: asyncio.subprocess.Process | None = None
 
-    async def start(self, *flags: str, identity: str = "operator-0") -> None:
+    async def start(self, *flags: str, identity: str = "operator-0", key: bytes = KEY) -> None:
         """Start it; kill -9 and start again as often as needed."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "key").write_bytes(KEY)
+        (self.folder / "key").write_bytes(key)
         (self.folder / "kubeconfig").write_text(_kubeconfig(self.server.url))
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,

@@ -7,6 +7,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from llmtrain_operator.coordinator.token import job_token
 from llmtrain_operator.kube.permissions import FOR_OWNER_REFERENCES, IN_JOB_NAMESPACES, IN_OWN_NAMESPACE, Permission
 from llmtrain_operator.kube.resources import EVENTS, JOBS, LEASES, PODS, SECRETS
 from tests.integration.operator.harness import (
@@ -225,7 +228,10 @@ def _stranger() -> dict[str, Any]:
     return {"metadata": {"name": "stranger", "namespace": NAMESPACE, "labels": labels}, "spec": {}}
 
 
-def test_a_job_applied_anew_under_its_old_name_waits_for_the_old_pods_and_gets_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["demo-w0-a1", "demo-w0-a7"], ids=["the name is taken", "it may still write"])
+def test_a_job_applied_anew_under_its_old_name_waits_for_the_old_pods_and_gets_its_own(
+    name: str, tmp_path: Path
+) -> None:
     async def main() -> None:
         async with cluster(tmp_path) as (server, operator):
             agents = await training(server, operator)
@@ -235,18 +241,43 @@ def test_a_job_applied_anew_under_its_old_name_waits_for_the_old_pods_and_gets_i
             await server.remove(JOBS, NAMESPACE, "demo")
             for agent in agents:
                 await agent.stop()
+            leftover["metadata"].update(name=name, uid="leftover")
             await server.put(PODS, leftover)  # its node is slow to end it
             await server.put(JOBS, manifest())
-            await until(lambda: "demo-w1-a1" in [p["metadata"]["name"] for p in server.objects(PODS)], "one pod")
-            await asyncio.sleep(1.5)
-            kept = server.get(PODS, NAMESPACE, agents[0].pod)
-            assert kept is not None and kept["metadata"]["labels"] == leftover["metadata"]["labels"]
-            await server.remove(PODS, NAMESPACE, agents[0].pod)
+            await until(lambda: "has not ended" in str(server.objects(EVENTS)), "it says why it waits")
+            kept = server.objects(PODS)
+            assert [pod["metadata"]["uid"] for pod in kept] == ["leftover"]
+            assert kept[0]["metadata"]["labels"] == leftover["metadata"]["labels"]
+            await server.remove(PODS, NAMESPACE, name)
             pods = await until(lambda: len(live_pods(server)) == 2 and live_pods(server), "both pods")
             assert not old & {pod["metadata"]["uid"] for pod in pods}
             job = server.get(JOBS, NAMESPACE, "demo")
             assert job is not None
             assert {pod["metadata"]["labels"]["llmtrain.dev/job-uid"] for pod in pods} == {job["metadata"]["uid"]}
+
+    asyncio.run(main())
+
+
+def test_workers_are_brought_the_new_token_when_the_operators_key_was_changed(tmp_path: Path) -> None:
+    new_key = bytes(range(1, 33))
+
+    async def main() -> None:
+        async with cluster(tmp_path) as (server, operator):
+            agents = await training(server, operator)
+            job = server.get(JOBS, NAMESPACE, "demo")
+            assert job is not None
+            await operator.kill(signal.SIGTERM)
+            await operator.start(key=new_key)
+            token = job_token(new_key, job["metadata"]["uid"])
+            await until(
+                lambda: [s["stringData"]["token"] for s in server.objects(SECRETS)] == [token], "the Secret is renewed"
+            )
+            written = [request for request in server.writes() if request.resource == "secrets"]
+            await asyncio.sleep(1.0)  # the old token is refused many times meanwhile
+            assert [request for request in server.writes() if request.resource == "secrets"] == written
+            assert len(live_pods(server)) == 2
+            for agent in agents:
+                await agent.stop()
 
     asyncio.run(main())
 

@@ -121,7 +121,7 @@ class SyncClient:
         """Send one more report, whatever comes of it."""
         with contextlib.suppress(TimeoutError, _Failure, Superseded):
             async with asyncio.timeout(seconds):
-                await self._exchange()
+                await self._exchange(leaving=True)
 
     async def close(self) -> None:
         await self._session.close()
@@ -166,7 +166,7 @@ class SyncClient:
             self._log.info("order", kind=order.kind, of_attempt=order.attempt, version=version)
         return not accepted or (not changed and self._loop.time() - answer.asked_at < UNHELD_PAUSE_SECONDS)
 
-    async def _exchange(self) -> _Answer:
+    async def _exchange(self, leaving: bool = False) -> _Answer:
         """Send one report and wait for its answer.
 
         Raises:
@@ -175,7 +175,7 @@ class SyncClient:
         """
         self._sequence += 1
         asked_at = self._loop.time()
-        report = self._ends.report(self._sequence, self._version)
+        report = self._ends.report(self._sequence, self._version).model_copy(update={"leaving": leaving})
         timeout = aiohttp.ClientTimeout(
             total=None, connect=CONNECT_SECONDS, sock_read=self._hold_seconds + ANSWER_MARGIN_SECONDS
         )

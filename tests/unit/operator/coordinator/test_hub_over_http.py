@@ -275,3 +275,35 @@ def test_an_agent_that_comes_back_after_a_silence_is_news() -> None:
         await server.stop()
 
     asyncio.run(main())
+
+
+def test_an_agent_that_leaves_is_answered_at_once_and_what_it_said_is_kept() -> None:
+    async def scenario(house: House) -> None:
+        house.hub.publish(UID, {POD: RUN})
+        _, first = await house.sync()
+        status, last = await asyncio.wait_for(
+            house.sync(sequence=2, seenVersion=first["version"], stopping=True, leaving=True), 10
+        )
+        assert (status, last["version"]) == (200, first["version"])
+        assert house.hub.agents(UID)[POD].stopping
+        status, _ = await asyncio.wait_for(house.sync(pod="llama-w1-a1", leaving=True), 10)
+        assert status == 404
+
+    run_scenario(scenario, hold_seconds=600)
+
+
+def test_a_wrong_token_for_a_known_job_is_told_to_who_can_renew_it() -> None:
+    async def main() -> None:
+        wrong: list[JobKey] = []
+        hub = Hub(lambda _: None)
+        hub.admit(JOB, UID, [POD])
+        server = CoordinatorServer(hub, KEY, "127.0.0.1", 0, on_wrong_token=wrong.append)
+        await server.start()
+        async with aiohttp.ClientSession() as session:
+            house = House(hub, server, session)
+            for token, job in (("0" * 64, JOB), ("0" * 64, JobKey("research", "nobody")), ("", JOB)):
+                await house.sync(token=token, job=job)
+        await server.stop()
+        assert wrong == [JOB]
+
+    asyncio.run(main())

@@ -46,6 +46,12 @@ def test_what_is_missing_or_impossible_is_named(arguments: list[str], named: str
         parse_settings(arguments, {})
 
 
+@pytest.mark.parametrize(("variable", "value"), [("LOG_LEVEL", "LOUD"), ("LOG_FORMAT", "xml"), ("WORKERS", "many")])
+def test_a_variable_is_checked_as_its_flag_is(variable: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=value):
+        parse_settings([URL, "--key-file=k"], {f"LLMTRAIN_OPERATOR_{variable}": value})
+
+
 @pytest.mark.parametrize("content", [None, b"short"], ids=["no file", "too short"])
 def test_a_bad_key_is_refused_before_anything_starts(content: bytes | None, tmp_path: Path) -> None:
     file = tmp_path / "key"
