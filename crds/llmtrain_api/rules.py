@@ -56,22 +56,29 @@ _DIMENSIONS = {
     "sequenceLength": "sequence_length",
 }
 """Name in a manifest to name in a preset."""
-_KNOWN = "(has(self.preset) || (" + " && ".join(f"has(self.{name})" for name in _DIMENSIONS) + "))"
+
+
+def _known_cel(model: str = "self") -> str:
+    return f"(has({model}.preset) || (" + " && ".join(f"has({model}.{name})" for name in _DIMENSIONS) + "))"
 
 
 def _known(s: Scope) -> bool:
     return "preset" in s.now or all(name in s.now for name in _DIMENSIONS)
 
 
-def _dimension(name: str) -> Term:
-    """A dimension of spec.model: what is written, else the preset's."""
+def _dimension(name: str, model: str = "self") -> Term:
+    """A dimension of spec.model: what is written, else the preset's. `model` is where CEL finds spec.model."""
     attribute = _DIMENSIONS[name]
     table = ", ".join(f"{cel_string(preset)}: {getattr(size, attribute)}" for preset, size in PRESETS.items())
 
     def of(s: Scope) -> int:
-        return int(s.now[name] if name in s.now else getattr(PRESETS[s.now["preset"]], attribute))
+        written = s.now["model"] if model == "self.model" else s.now
+        return int(written[name] if name in written else getattr(PRESETS[written["preset"]], attribute))
 
-    return Term(f"(has(self.{name}) ? self.{name} : {{{table}}}[self.preset])", of)
+    return Term(f"(has({model}.{name}) ? {model}.{name} : {{{table}}}[{model}.preset])", of)
+
+
+_KNOWN = _known_cel()
 
 
 _DIM, _HEADS, _KV_HEADS = _dimension("dim"), _dimension("heads"), _dimension("kvHeads")
@@ -152,7 +159,10 @@ _RANKS = Term(
 _REPLICAS = Term("self.workers.replicas", lambda s: s.now["workers"]["replicas"])
 _WORLD = Term(f"(self.workers.replicas * {_RANKS.cel})", lambda s: _REPLICAS.of(s) * _RANKS.of(s))
 _MICRO = Term("self.training.microBatchSize", lambda s: s.now["training"]["microBatchSize"])
-_UNIT = Term(f"({_WORLD.cel} * {_MICRO.cel})", lambda s: _WORLD.of(s) * _MICRO.of(s))
+_TENSOR = Term("self.parallelism.tensor", lambda s: s.now["parallelism"]["tensor"])
+_LEFT = Term(f"({_WORLD.cel} / {_TENSOR.cel})", lambda s: _WORLD.of(s) // _TENSOR.of(s))
+"""Ranks that read different samples: those that the tensor axis leaves."""
+_UNIT = Term(f"({_LEFT.cel} * {_MICRO.cel})", lambda s: _LEFT.of(s) * _MICRO.of(s))
 _BATCH = Term("self.training.globalBatchSize", lambda s: s.now["training"]["globalBatchSize"])
 _NEXT_BATCH = Term(
     f"(({_BATCH.cel} + {_UNIT.cel} - 1) / {_UNIT.cel} * {_UNIT.cel})",
@@ -160,28 +170,76 @@ _NEXT_BATCH = Term(
 )
 _SHAPE_READS = ("workers.replicas", "workers.ranksPerWorker", "workers.accelerator.count")
 
+
+def _tensor_fits(s: Scope) -> bool:
+    return bool(_TENSOR.of(s) >= 1 and _WORLD.of(s) % _TENSOR.of(s) == 0)
+
+
+_TENSOR_MISFIT = f"{_TENSOR.cel} < 1 || {_WORLD.cel} % {_TENSOR.cel} != 0"
+_TENSOR_DIVIDES_WORLD = Rule(
+    at="spec",
+    field="parallelism.tensor",
+    reads=("parallelism.tensor", *_SHAPE_READS),
+    cel=f"{_TENSOR.cel} < 1 || {_WORLD.cel} % {_TENSOR.cel} == 0",
+    holds=lambda s: _TENSOR.of(s) < 1 or _tensor_fits(s),
+    value=_TENSOR,
+    allowed="a divisor of the number of ranks, {world} (workers.replicas {replicas} x {ranks} ranks)",
+    fix="change parallelism.tensor, workers.replicas or workers.ranksPerWorker",
+    terms={"world": _WORLD, "replicas": _REPLICAS, "ranks": _RANKS},
+)
+_CUT = {name: _dimension(name, "self.model") for name in ("heads", "kvHeads", "ffnDim", "vocabSize", "sequenceLength")}
+"""Dimensions that the tensor axis cuts."""
+
+
+def _tensor_cuts(s: Scope) -> bool:
+    if _TENSOR.of(s) < 2 or not _known(Scope(s.now["model"])):
+        return True
+    return all(dimension.of(s) % _TENSOR.of(s) == 0 for dimension in _CUT.values())
+
+
+_TENSOR_CUTS_MODEL = Rule(
+    at="spec",
+    field="parallelism.tensor",
+    reads=("parallelism.tensor", "model.preset", *(f"model.{name}" for name in _CUT)),
+    cel=f"{_TENSOR.cel} < 2 || !{_known_cel('self.model')} || ("
+    + " && ".join(f"{dimension.cel} % {_TENSOR.cel} == 0" for dimension in _CUT.values())
+    + ")",
+    holds=_tensor_cuts,
+    value=_TENSOR,
+    allowed="a divisor of the model's " + ", ".join(f"{name} ({{{name}}})" for name in _CUT),
+    fix="choose a common divisor, or change the model",
+    terms=_CUT,
+)
 _REPLICATE = Term("self.parallelism.replicate", lambda s: s.now["parallelism"]["replicate"])
 _REPLICATE_DIVIDES_WORLD = Rule(
     at="spec",
     field="parallelism.replicate",
-    reads=("parallelism.replicate", *_SHAPE_READS),
-    cel=f"{_REPLICATE.cel} < 1 || {_WORLD.cel} % {_REPLICATE.cel} == 0",
-    holds=lambda s: _REPLICATE.of(s) < 1 or _WORLD.of(s) % _REPLICATE.of(s) == 0,
+    reads=("parallelism.replicate", "parallelism.tensor", *_SHAPE_READS),
+    cel=f"{_REPLICATE.cel} < 1 || {_TENSOR_MISFIT} || {_LEFT.cel} % {_REPLICATE.cel} == 0",
+    holds=lambda s: _REPLICATE.of(s) < 1 or not _tensor_fits(s) or _LEFT.of(s) % _REPLICATE.of(s) == 0,
     value=_REPLICATE,
-    allowed="a divisor of the number of ranks, {world} (workers.replicas {replicas} x {ranks} ranks)",
+    allowed="a divisor of {left}: the ranks, {world} (workers.replicas {replicas} x {ranks} ranks), by tensor {tensor}",
     fix="change parallelism.replicate, workers.replicas or workers.ranksPerWorker",
-    terms={"world": _WORLD, "replicas": _REPLICAS, "ranks": _RANKS},
+    terms={"left": _LEFT, "world": _WORLD, "replicas": _REPLICAS, "ranks": _RANKS, "tensor": _TENSOR},
 )
 _BATCH_IS_SHARED_OUT = Rule(
     at="spec",
     field="training.globalBatchSize",
-    reads=("training.globalBatchSize", "training.microBatchSize", *_SHAPE_READS),
-    cel=f"{_UNIT.cel} < 1 || {_BATCH.cel} % {_UNIT.cel} == 0",
-    holds=lambda s: _UNIT.of(s) < 1 or _BATCH.of(s) % _UNIT.of(s) == 0,
+    reads=("training.globalBatchSize", "training.microBatchSize", "parallelism.tensor", *_SHAPE_READS),
+    cel=f"{_TENSOR_MISFIT} || {_UNIT.cel} < 1 || {_BATCH.cel} % {_UNIT.cel} == 0",
+    holds=lambda s: not _tensor_fits(s) or _UNIT.of(s) < 1 or _BATCH.of(s) % _UNIT.of(s) == 0,
     value=_BATCH,
-    allowed="a multiple of {unit} (workers.replicas {replicas} x {ranks} ranks x microBatchSize {micro})",
+    allowed="a multiple of {unit} (workers.replicas {replicas} x {ranks} ranks / tensor {tensor}"
+    " x microBatchSize {micro})",
     fix="use {next}, or change the number of ranks or microBatchSize",
-    terms={"unit": _UNIT, "replicas": _REPLICAS, "ranks": _RANKS, "micro": _MICRO, "next": _NEXT_BATCH},
+    terms={
+        "unit": _UNIT,
+        "replicas": _REPLICAS,
+        "ranks": _RANKS,
+        "tensor": _TENSOR,
+        "micro": _MICRO,
+        "next": _NEXT_BATCH,
+    },
 )
 
 
@@ -264,6 +322,8 @@ RULES: tuple[Rule, ...] = (
     _BYTES_FIT,
     _CUDA_NEEDS_ONE,
     _RANK_HAS_ITS_OWN,
+    _TENSOR_DIVIDES_WORLD,
+    _TENSOR_CUTS_MODEL,
     _REPLICATE_DIVIDES_WORLD,
     _BATCH_IS_SHARED_OUT,
     _WARMUP_ENDS,

@@ -137,8 +137,10 @@ MODEL_DIMENSION_FIELDS = ("dim", "layers", "heads", "kv_heads", "ffn_dim", "voca
 
 
 class Parallelism(ApiModel):
-    """How the ranks share the model. What is not replicated is sharded."""
+    """How the ranks share the model. What no axis takes is sharded."""
 
+    tensor: Annotated[int, Field(ge=1, le=64, json_schema_extra={"format": "int32"})] = 1
+    """Tensor parallel with sequence parallel: ranks that share every matrix and every sequence. Keep it in one node."""
     replicate: Positive32 = 1
     """Outer data-parallel axis: copies of the sharded model (HSDP). Divides the number of ranks."""
     zero_stage: Literal[2, 3] = 3

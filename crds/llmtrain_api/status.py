@@ -45,7 +45,9 @@ class Shape(LenientModel):
     replicate: Count32
     """Copies of the sharded model."""
     shard: Count32
-    """Ranks that share one copy."""
+    """Ranks over which one copy is sharded."""
+    tensor: Count32 = 1
+    """Ranks that share every matrix."""
     zero_stage: Count32
     """As spec.parallelism.zeroStage."""
 

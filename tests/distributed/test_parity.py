@@ -23,6 +23,9 @@ LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("4 ranks, bigger micro-batch", 4, {"training": {"microBatchSize": 2}}),
     ("4 ranks, HSDP 2x2, ZeRO-3", 4, {"parallelism": {"replicate": 2}}),
     ("4 ranks, HSDP 2x2, ZeRO-2, accumulation", 4, {"parallelism": {"replicate": 2, "zeroStage": 2}}),
+    ("2 ranks, tensor 2", 2, {"parallelism": {"tensor": 2}}),
+    ("4 ranks, tensor 2, ZeRO-3", 4, {"parallelism": {"tensor": 2}, "training": {"microBatchSize": 2}}),
+    ("4 ranks, tensor 2, replicated", 4, {"parallelism": {"tensor": 2, "replicate": 2}}),
     ("3 ranks, nothing divides evenly", 3, {"training": {"globalBatchSize": 12}}),
 ]
 

@@ -67,6 +67,7 @@ CASES: list[tuple[str, Changes, str, str]] = [
     ("JSON lines without text", _no_text_field, "data.sources[0].uri", "rows.jsonl line 2"),
     ("vocabulary too small", lambda f: {"model": {"vocabSize": 256}}, "model.vocabSize", "257 different tokens"),
     ("no tokenizer", _no_tokenizer, "data.tokenizer.uri", "is no tokenizer"),
+    ("tensor on one rank", lambda f: {"parallelism": {"tensor": 2}}, "parallelism.tensor", "a divisor of 1"),
     ("kvHeads do not divide", lambda f: {"model": {"kvHeads": 3}}, "model.kvHeads", "a divisor of model.heads (4)"),
     ("batch not a multiple", lambda f: _BATCH_7, "training.globalBatchSize", "use 8"),
     ("replicate does not divide", lambda f: {"parallelism": {"replicate": 4}}, "parallelism.replicate", "divisor of 1"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.ranks import Gang, Job
+from tests.support.ranks import Gang, Job, merged
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
 
@@ -109,19 +112,43 @@ def test_a_finished_run_ends_at_once_and_a_longer_one_goes_on(new_job: Callable[
     assert [line["step"] for line in job.metrics()] == list(range(1, 9))
 
 
-@pytest.mark.parametrize(("before", "after", "replicate"), [(4, 2, 1), (2, 4, 2), (2, 1, 1)])
-def test_another_number_of_ranks_takes_the_checkpoint_over(
-    new_job: Callable[..., Job], unhurt: list[float], before: int, after: int, replicate: int
-) -> None:
-    job = new_job("resharded", **TWELVE)
-    gang = job.launch(before, changes={"training": {"steps": 6}, "checkpoint": {"everySteps": 6}})
-    assert gang.wait() == [0] * before, gang.output()
-    resumed = _finish(job, after, changes={"parallelism": {"replicate": replicate}})
-    assert resumed.events("resumed")[0]["step"] == 6
-    assert "random generators start anew" in resumed.output()
-    # The schedule of the first six steps was that of a six-step run, so compare with the same done at one size.
+LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
+    "1-rank": (1, {}),
+    "shard-2": (2, {}),
+    "replicate-2-x-shard-2": (4, {"replicate": 2}),
+    "tensor-2": (2, {"tensor": 2}),
+    "shard-2-x-tensor-2": (4, {"tensor": 2}),
+}
+
+
+@pytest.mark.parametrize("layout", ["tensor-2", "shard-2-x-tensor-2"])
+def test_every_layout_resumes_to_the_bit(new_job: Callable[..., Job], layout: str) -> None:
+    ranks, parallelism = LAYOUTS[layout]
+    changes = {"parallelism": parallelism}
+    whole, halves = new_job("whole", **TWELVE), new_job("halves", **TWELVE)
+    _finish(whole, ranks, changes=changes)
+    gang = halves.launch(ranks, changes=changes)
+    gang.until_step(7)
+    gang.signal(signal.SIGKILL, ranks - 1)
+    gang.wait()
+    _finish(halves, ranks, changes=changes)
+    assert halves.losses() == whole.losses()
+
+
+def test_every_layout_takes_over_the_checkpoints_of_every_other(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    six: dict[str, Any] = {"training": {"steps": 6}, "checkpoint": {"everySteps": 6}}
+    # The schedule of the first six steps is that of a six-step run.
     same = new_job("same-size", **TWELVE)
-    _finish(same, 2, changes={"training": {"steps": 6}})
-    _finish(same, 2)
-    for found, expected in zip(job.losses(), same.losses(), strict=True):
-        assert abs(found - expected) <= 1e-5
+    _finish(same, 1, changes=six)
+    _finish(same, 1)
+    for before, (ranks, parallelism) in LAYOUTS.items():
+        saved = new_job(f"from-{before}", **TWELVE)
+        _finish(saved, ranks, changes=merged(six, {"parallelism": parallelism}))
+        for after, (other_ranks, other_parallelism) in LAYOUTS.items():
+            taken = replace(saved, folder=tmp_path / f"{before}-to-{after}")
+            shutil.copytree(saved.folder, taken.folder)
+            resumed = _finish(taken, other_ranks, changes={"parallelism": other_parallelism})
+            assert resumed.events("resumed")[0]["step"] == 6
+            assert ("random generators start anew" in resumed.output()) == (before != after)
+            for found, expected in zip(taken.losses(), same.losses(), strict=True):
+                assert abs(found - expected) <= 5e-6, (before, after)

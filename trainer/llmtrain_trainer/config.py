@@ -15,6 +15,7 @@ from llmtrain_api.presets import ModelDimensions
 from llmtrain_api.spec import LLMTrainJobSpec
 from llmtrain_api.uris import Uri
 from llmtrain_trainer.errors import UserError
+from llmtrain_trainer.parallel.mesh import ParallelShape
 
 DEFAULT_WORK_DIR = "/tmp/llmtrain"
 
@@ -36,7 +37,7 @@ class RunConfig:
 
         Raises:
             pydantic.ValidationError: the spec does not parse.
-            UserError: the model's dimensions, the batch or the device are impossible.
+            UserError: the model's dimensions, the layout, the batch or the device are impossible.
         """
         spec = LLMTrainJobSpec.model_validate(launch.spec)
         config = cls(
@@ -46,19 +47,26 @@ class RunConfig:
             device=_device(spec, launch.local_rank),
             work_dir=Path(os.environ.get(Env.WORK_DIR, DEFAULT_WORK_DIR)),
         )
+        config.shape.check(config.dimensions)
         config.micro_batches_per_step  # noqa: B018  checks the batch's divisibility before anything is started
         return config
 
     @cached_property
+    def shape(self) -> ParallelShape:
+        """How the ranks are laid out."""
+        parallelism = self.spec.parallelism
+        return ParallelShape.of(self.launch.world_size, replicate=parallelism.replicate, tensor=parallelism.tensor)
+
+    @cached_property
     def micro_batches_per_step(self) -> int:
         """Forward passes of one rank in one optimizer step (gradient accumulation)."""
-        training = self.spec.training
-        per_pass = self.launch.world_size * training.micro_batch_size
+        training, readers = self.spec.training, self.shape.data_ranks
+        per_pass = readers * training.micro_batch_size
         if training.global_batch_size % per_pass:
             raise UserError(
                 "training.globalBatchSize",
                 training.global_batch_size,
-                f"{self.launch.world_size} ranks of microBatchSize {training.micro_batch_size} cannot share it evenly",
+                f"{readers} data-parallel ranks of microBatchSize {training.micro_batch_size} cannot share it evenly",
                 allowed=f"a multiple of {per_pass}",
                 fix=f"use {-(-training.global_batch_size // per_pass) * per_pass}, or change training.microBatchSize",
             )

@@ -23,7 +23,10 @@ from llmtrain_trainer.model.transformer import Transformer, loss_sum, rotary_tab
 from llmtrain_trainer.optim.adamw import ShardedAdamW
 from llmtrain_trainer.optim.schedule import learning_rate
 from llmtrain_trainer.parallel import apply
-from llmtrain_trainer.parallel.mesh import ParallelShape
+from llmtrain_trainer.parallel.mesh import group_of
+from llmtrain_trainer.parallel.pieces import pieces_of, squared_norm
+from llmtrain_trainer.parallel.tensor import cut_model, sum_replicated
+from llmtrain_trainer.parallel.vocabulary import vocabulary_loss_sum
 from llmtrain_trainer.stopping import StopRequest
 
 
@@ -58,7 +61,7 @@ class Trainer:
         self.stop = StopRequest()
         self.timer = StepTimer(config.device)
         self.training = config.spec.training
-        self.shape = ParallelShape.of(ranks.world_size, replicate=config.spec.parallelism.replicate)
+        self.shape = config.shape
         self.data_rank = self.shape.data_index(ranks.rank)
         self.plan = BatchPlan(self.training.global_batch_size, self.training.micro_batch_size, self.shape.data_ranks)
         with phases.phase("checkpoint_verify"):
@@ -105,7 +108,7 @@ class Trainer:
             self._build()
         with self.phases.phase("checkpoint_load" if manifest else "initialise"):
             if manifest is None:
-                apply.initialise(self.model, self.training.seed)
+                apply.initialise(self.model, self.optimizer.pieces, self.training.seed)
                 return Position()
             position = self.checkpoints.restore(manifest, self.optimizer)
         self.reporter.event("resumed", step=position.step, skipped=list(self.resume.skipped))
@@ -117,12 +120,15 @@ class Trainer:
         mesh = self.shape.build(config.device.type)
         with torch.device("meta"):
             self.model = Transformer(config.dimensions)
+            self.tensor_group = group_of(mesh, "tp")
+            self.cuts = cut_model(self.model, self.tensor_group) if self.tensor_group else {}
         self.sharded = apply.shard(
             self.model, mesh, precision=self.training.precision, zero_stage=parallelism.zero_stage
         )
         apply.materialise(self.model, config.device)
         self.rotary = rotary_tables(config.dimensions, config.device)
-        self.optimizer = ShardedAdamW(self.model, self.training.optimizer)
+        pieces = pieces_of(self.model, self.cuts, self.shape)
+        self.optimizer = ShardedAdamW(self.model, pieces, self.training.optimizer)
 
     def _step(self, position: Position) -> tuple[Position, bool]:
         """Make one optimizer step. Returns where training stands after it, and whether to stop."""
@@ -130,6 +136,8 @@ class Trainer:
         self.timer.start()
         loss = self._forward_backward(position.samples)
         gradients = self.optimizer.gradients()
+        if self.tensor_group:
+            sum_replicated(gradients, self.cuts, self.tensor_group)
         agreed = self._agree(loss, gradients)
         self.timer.mark("sync_wait")
         if not (math.isfinite(agreed.loss) and math.isfinite(agreed.grad_norm)):
@@ -137,7 +145,7 @@ class Trainer:
             raise NumericsError(f"step {step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}: not finite")
         clip = self.training.optimizer.gradient_clip_norm
         if agreed.grad_norm > clip:
-            torch._foreach_mul_(gradients, clip / (agreed.grad_norm + 1e-6))
+            torch._foreach_mul_(list(gradients.values()), clip / (agreed.grad_norm + 1e-6))
         rate = learning_rate(step, self.training)
         self.optimizer.step(rate)
         self.timer.mark("optimizer")
@@ -156,22 +164,26 @@ class Trainer:
             self.sharded.set_requires_gradient_sync(number == self.plan.micro_batches)
             inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
             self.timer.mark("data_loading")
-            loss = loss_sum(self.model(inputs, self.rotary), targets) / self.config.tokens_per_step
+            loss = self._loss_sum(self.model(inputs, self.rotary), targets) / self.config.tokens_per_step
             self.timer.mark("forward")
             loss.backward()
             total += loss.detach()
             self.timer.mark("backward")
         return total
 
-    def _agree(self, loss: torch.Tensor, gradients: list[torch.Tensor]) -> Agreement:
+    def _loss_sum(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self.tensor_group:
+            return vocabulary_loss_sum(logits, targets, self.tensor_group)
+        return loss_sum(logits, targets)
+
+    def _agree(self, loss: torch.Tensor, gradients: dict[str, torch.Tensor]) -> Agreement:
         """Sum loss, squared gradient norm and wish to stop over all ranks, in one float64 reduction.
 
         Every rank takes the same decisions from it: bits are equal on all ranks, whatever the backend's order.
         """
-        norms = torch.stack(torch._foreach_norm(gradients)).double()
-        squared = norms.square().sum() / self.shape.dp_replicate  # replicas hold the same gradient
+        squared = squared_norm(gradients, self.optimizer.pieces)
         stop = torch.tensor(float(self.stop.asked), dtype=torch.float64, device=loss.device)
-        totals = torch.stack((loss.double(), squared, stop))
+        totals = torch.stack((loss.double() / self.shape.tp, squared, stop))  # the tensor axis holds the same loss
         dist.all_reduce(totals)
         loss_total, squared_total, stop_total = totals.tolist()
         return Agreement(loss_total, math.sqrt(squared_total) if squared_total >= 0 else math.nan, stop_total > 0)

@@ -49,9 +49,14 @@ def under_way(
 def wanted_shape(observed: Observed) -> Shape:
     """Return the shape that the spec asks for."""
     spec = observed.job.spec
-    world, replicate = spec.world_size(), spec.parallelism.replicate
+    world, parallelism = spec.world_size(), spec.parallelism
     return Shape(
-        world_size=world, replicate=replicate, shard=world // replicate, zero_stage=spec.parallelism.zero_stage
+        world_size=world,
+        replicate=parallelism.replicate,
+        tensor=parallelism.tensor,
+        # At least 1: a spec that breaks the rules is blocked, but its status must still be one.
+        shard=max(1, world // (parallelism.replicate * parallelism.tensor)),
+        zero_stage=parallelism.zero_stage,
     )
 
 

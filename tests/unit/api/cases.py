@@ -36,6 +36,8 @@ ACCEPTED = (
     ),
     Case("the smallest vocabulary for bytes", {"spec.model.vocabSize": 257}),
     Case("replicas of the model on all ranks", {"spec.parallelism.replicate": 4}),
+    Case("pairs of ranks share every matrix", {"spec.parallelism": {"tensor": 2, "replicate": 2}}),
+    Case("a batch for what the tensor axis leaves", {"spec.parallelism.tensor": 2, "spec.training.globalBatchSize": 2}),
     Case("a learning rate as an integer", {"spec.training.optimizer": {"learningRate": 1}}),
     Case("a small learning rate", {"spec.training.optimizer": {"learningRate": 6e-5}}),
     Case("an integer written as a float", {"spec.training.steps": 20.0}),
@@ -132,6 +134,7 @@ MISTYPED = (
     Case("replicas 0", {"spec.workers.replicas": 0}, ("spec.workers.replicas",), ("0", "at least 1")),
     Case("micro-batch 0", {"spec.training.microBatchSize": 0}, ("spec.training.microBatchSize",), ("at least 1",)),
     Case("replicate 0", {"spec.parallelism.replicate": 0}, ("spec.parallelism.replicate",), ("at least 1",)),
+    Case("tensor 0", {"spec.parallelism.tensor": 0}, ("spec.parallelism.tensor",), ("at least 1",)),
     Case("heads 0", {"spec.model.heads": 0}, ("spec.model.heads",), ("at least 1",)),
     Case("key heads 0", {"spec.model.kvHeads": 0}, ("spec.model.kvHeads",), ("at least 1",)),
     Case(
@@ -257,6 +260,24 @@ BROKEN_RULES = (
         {"spec.parallelism.replicate": 3},
         ("spec.parallelism.replicate",),
         ("3 is refused", "4 (workers.replicas 2 x 2 ranks)"),
+    ),
+    Case(
+        "tensor axis that does not divide the ranks",
+        {"spec.parallelism.tensor": 8},
+        ("spec.parallelism.tensor", "spec.parallelism.tensor"),
+        ("8 is refused", "4 (workers.replicas 2 x 2 ranks)", "heads (4), kvHeads (2)"),
+    ),
+    Case(
+        "tensor axis that does not divide the key heads",
+        {"spec.parallelism.tensor": 4},
+        ("spec.parallelism.tensor",),
+        ("4 is refused", "kvHeads (2), ffnDim (192), vocabSize (320), sequenceLength (64)"),
+    ),
+    Case(
+        "replicas of what the tensor axis leaves",
+        {"spec.parallelism": {"tensor": 2, "replicate": 4}},
+        ("spec.parallelism.replicate",),
+        ("4 is refused", "a divisor of 2"),
     ),
     Case(
         "batch that the ranks do not divide",

@@ -54,6 +54,7 @@ FROZEN = (
     _frozen("the preset", "spec.model.preset", "demo", "demo is refused; allowed: tiny"),
     _frozen("a dimension, added", "spec.model.layers", 3, "3 is refused; allowed: nothing"),
     _frozen("the model's replicas", "spec.parallelism.replicate", 2, "2 is refused; allowed: 1"),
+    _frozen("the tensor axis", "spec.parallelism.tensor", 2, "2 is refused; allowed: 1"),
     _frozen("the steps", "spec.training.steps", 40, "40 is refused; allowed: 20"),
     _frozen(
         "the learning rate",

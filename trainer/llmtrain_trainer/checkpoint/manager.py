@@ -116,7 +116,9 @@ class CheckpointManager:
         if manifest.data_fingerprint != self.data_fingerprint:
             log.warning("the data has changed since the checkpoint of step %d: its order starts anew", manifest.step)
         folder = self._store.committed_path(manifest.step)
-        states.restore(folder, manifest, optimizer, rank=launch.global_rank, world_size=launch.world_size)
+        shape = self._config.shape
+        then, now = (manifest.world_size, manifest.tensor), (shape.world_size, shape.tp)
+        states.restore(folder, manifest, optimizer, rank=launch.global_rank, same_layout=then == now)
         return Position(manifest.step, manifest.samples, manifest.loss)
 
     def save(self, position: Position, optimizer: ShardedAdamW) -> None:
@@ -238,7 +240,8 @@ class CheckpointManager:
             samples=position.samples,
             loss=position.loss,
             world_size=launch.world_size,
-            replicate=self._config.spec.parallelism.replicate,
+            replicate=self._config.shape.dp_replicate,
+            tensor=self._config.shape.tp,
             model=self._config.dimensions,
             spec_fingerprint=spec_fingerprint(self._config),
             data_fingerprint=self.data_fingerprint,

@@ -39,6 +39,7 @@ class Manifest(ApiModel):
     """Of that step."""
     world_size: int
     replicate: int
+    tensor: int = 1
     model: ModelDimensions
     spec_fingerprint: str
     data_fingerprint: str

@@ -13,36 +13,27 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.tensor import DTensor
 
 from llmtrain_api.presets import ModelDimensions
 from llmtrain_trainer.checkpoint.manifest import Manifest
 from llmtrain_trainer.errors import CheckpointError, UserError
 from llmtrain_trainer.optim.adamw import ShardedAdamW
+from llmtrain_trainer.parallel.pieces import Piece
 
 log = logging.getLogger(__name__)
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def tensors(optimizer: ShardedAdamW) -> dict[str, Tensor]:
-    """Return every sharded tensor of the training state by name, as DTensors that share the live memory."""
-    state: dict[str, Tensor] = {}
-    for name, parameter in optimizer.parameters.items():
-        state[f"model.{name}"] = parameter.detach()
-        for moment in MOMENTS:
-            local = optimizer.inner.state[optimizer.shards[name]][moment]
-            state[f"optimizer.{moment}.{name}"] = _like(parameter, local)
-    return state
+    """Return every sharded tensor of the training state by name, as this rank's pieces in the live memory."""
+    return {name: piece.describe(local) for name, (piece, local) in _locals(optimizer).items()}
 
 
 def snapshot(optimizer: ShardedAdamW, rank: int) -> dict[str, Any]:
     """Return a copy of the state in host memory, which training can no longer change."""
     state: dict[str, Any] = {}
-    for name, tensor in tensors(optimizer).items():
-        if isinstance(tensor, DTensor):
-            state[name] = _with_local(tensor, tensor.to_local().to("cpu", copy=True))
-        else:
-            state[name] = tensor.to("cpu", copy=True)
+    for name, (piece, local) in _locals(optimizer).items():
+        state[name] = piece.describe(local.to("cpu", copy=True))
     return {**state, **random_state(rank)}
 
 
@@ -54,14 +45,13 @@ def random_state(rank: int) -> dict[str, Tensor]:
     return state
 
 
-def restore(folder: Path, manifest: Manifest, optimizer: ShardedAdamW, *, rank: int, world_size: int) -> None:
+def restore(folder: Path, manifest: Manifest, optimizer: ShardedAdamW, *, rank: int, same_layout: bool) -> None:
     """Load a verified checkpoint into the live state. Needs no other rank: each reads what its own shards need.
 
     Raises:
         CheckpointError: it cannot be read although it verified.
     """
     state: dict[str, Any] = dict(tensors(optimizer))
-    same_layout = manifest.world_size == world_size
     generators = random_state(rank) if same_layout else {}
     try:
         with warnings.catch_warnings():
@@ -79,9 +69,8 @@ def restore(folder: Path, manifest: Manifest, optimizer: ShardedAdamW, *, rank: 
             torch.cuda.set_rng_state(cuda)
     else:
         log.warning(
-            "the checkpoint was made by %d ranks, now there are %d: random generators start anew from the seed",
+            "the checkpoint was made by %d ranks in another layout: random generators start anew from the seed",
             manifest.world_size,
-            world_size,
         )
 
 
@@ -110,10 +99,11 @@ def first_problem(error: CheckpointException) -> str:
     return type(error).__name__
 
 
-def _like(parameter: Tensor, local: Tensor) -> Tensor:
-    return _with_local(parameter, local) if isinstance(parameter, DTensor) else local
-
-
-def _with_local(like: DTensor, local: Tensor) -> DTensor:
-    """Wrap `local` as the shard of a tensor like `like`. DTensor.from_local would move it to the mesh's device."""
-    return DTensor(local, like._spec, requires_grad=False)
+def _locals(optimizer: ShardedAdamW) -> dict[str, tuple[Piece, Tensor]]:
+    found: dict[str, tuple[Piece, Tensor]] = {}
+    for name, shard in optimizer.shards.items():
+        piece = optimizer.pieces[name]
+        found[f"model.{name}"] = piece, shard
+        for moment in MOMENTS:
+            found[f"optimizer.{moment}.{name}"] = piece, optimizer.inner.state[shard][moment]
+    return found

@@ -24,18 +24,19 @@ def standard_deviation(name: str, layers: int) -> float | None:
     return BASE_STD / math.sqrt(2 * layers) if module in ("wo", "down") else BASE_STD
 
 
-def fill_rows(rows: Tensor, first_row: int, *, name: str, seed: int, std: float) -> None:
-    """Fill `rows` [n, ...], which are rows first_row .. first_row + n of the whole parameter, in place.
+def fill(part: Tensor, offsets: tuple[int, ...], shape: tuple[int, ...], *, name: str, seed: int, std: float) -> None:
+    """Fill `part`, the box that begins at `offsets` of a whole parameter of that shape, in place.
 
     Drawn on the CPU in fp32, whatever the device, so that a GPU and a CPU start from the same model.
     """
-    end = first_row + rows.shape[0]
-    for block in range(first_row // ROWS_PER_DRAW, -(-end // ROWS_PER_DRAW)):
+    first, end = offsets[0], offsets[0] + part.shape[0]
+    rest = tuple(slice(o, o + n) for o, n in zip(offsets[1:], part.shape[1:], strict=True))
+    for block in range(first // ROWS_PER_DRAW, -(-end // ROWS_PER_DRAW)):
         start = block * ROWS_PER_DRAW
         generator = torch.Generator().manual_seed(_seed_of(seed, name, block))
-        drawn = torch.empty(ROWS_PER_DRAW, *rows.shape[1:]).normal_(0.0, std, generator=generator)
-        low, high = max(start, first_row), min(start + ROWS_PER_DRAW, end)
-        rows[low - first_row : high - first_row].copy_(drawn[low - start : high - start])
+        drawn = torch.empty(ROWS_PER_DRAW, *shape[1:]).normal_(0.0, std, generator=generator)
+        low, high = max(start, first), min(start + ROWS_PER_DRAW, end)
+        part[low - first : high - first].copy_(drawn[(slice(low - start, high - start), *rest)])
 
 
 def _seed_of(seed: int, name: str, block: int) -> int:

@@ -11,6 +11,9 @@ Ainslie et al. 2023 (GQA), Shazeer 2020 (SwiGLU).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -114,6 +117,10 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleDict({str(i): Block(dims) for i in range(dims.layers)})
         self.norm = RMSNorm(dims.dim, dims.norm_epsilon)
         self.output = nn.Linear(dims.dim, dims.vocab_size, bias=False)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the layers, typed."""
+        yield from cast(Iterable[Block], self.layers.values())
 
     def forward(self, tokens_BL: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         """Return logits [B, L, V] in the compute type. `rotary` comes from rotary_tables."""

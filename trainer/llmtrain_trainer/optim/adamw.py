@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from llmtrain_api.spec import Optimizer
-from llmtrain_trainer.parallel.apply import local_of
+from llmtrain_trainer.parallel.pieces import Piece, local_of
 
 
 class ShardedAdamW:
@@ -15,7 +17,8 @@ class ShardedAdamW:
     Matrices are decayed; norms' scales (and every other vector) are not.
     """
 
-    def __init__(self, model: nn.Module, options: Optimizer) -> None:
+    def __init__(self, model: nn.Module, pieces: Mapping[str, Piece], options: Optimizer) -> None:
+        self.pieces = pieces
         self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         self.shards: dict[str, Tensor] = {n: local_of(p.detach()) for n, p in self.parameters.items()}
         decayed = [self.shards[n] for n, p in self.parameters.items() if p.ndim >= 2]
@@ -34,9 +37,9 @@ class ShardedAdamW:
                 "exp_avg_sq": torch.zeros_like(shard),
             }
 
-    def gradients(self) -> list[Tensor]:
-        """Return this rank's part of every gradient, in the order of the model's parameters."""
-        return [local_of(p.grad) for p in self.parameters.values() if p.grad is not None]
+    def gradients(self) -> dict[str, Tensor]:
+        """Return this rank's part of every gradient by name, in the order of the model's parameters."""
+        return {name: local_of(p.grad) for name, p in self.parameters.items() if p.grad is not None}
 
     def step(self, learning_rate: float) -> None:
         """Update the parameters from their gradients, and forget the gradients."""

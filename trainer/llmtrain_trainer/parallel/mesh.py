@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import torch.distributed as dist
+from pydantic.alias_generators import to_camel
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from llmtrain_api.presets import ModelDimensions
 from llmtrain_trainer.errors import UserError
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -22,22 +26,45 @@ class ParallelShape:
     tp: int = 1
 
     @classmethod
-    def of(cls, world_size: int, *, replicate: int) -> ParallelShape:
-        """Return the shape in which what is not replicated is sharded. This is the one place that says what is legal.
+    def of(cls, world_size: int, *, replicate: int = 1, tensor: int = 1) -> ParallelShape:
+        """Return the shape in which what is left over is sharded. This is the one place that says what is legal.
 
         Raises:
             UserError: the ranks cannot be laid out so.
         """
-        if world_size % replicate:
-            divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
-            raise UserError(
-                "parallelism.replicate",
-                replicate,
-                f"{world_size} ranks cannot be split into {replicate} equal copies",
-                allowed=f"a divisor of {world_size}: {', '.join(map(str, divisors))}",
-                fix="choose one of them, or change workers.replicas or workers.ranksPerWorker",
-            )
-        return cls(dp_replicate=replicate, dp_shard=world_size // replicate)
+        left = world_size
+        for field, degree in (("tensor", tensor), ("replicate", replicate)):
+            if left % degree:
+                divisors = [n for n in range(1, left + 1) if left % n == 0]
+                raise UserError(
+                    f"parallelism.{field}",
+                    degree,
+                    f"{left} of {world_size} ranks are left for this axis, and {degree} does not divide them",
+                    allowed=f"a divisor of {left}: {', '.join(map(str, divisors))}",
+                    fix="choose one of them, or change workers.replicas or workers.ranksPerWorker",
+                )
+            left //= degree
+        return cls(dp_replicate=replicate, dp_shard=left, tp=tensor)
+
+    def check(self, dims: ModelDimensions) -> None:
+        """Refuse a model that cannot be cut so.
+
+        Raises:
+            UserError: naming the first dimension that the tensor axis does not divide, and the degrees that are legal.
+        """
+        cut = ("heads", "kv_heads", "ffn_dim", "vocab_size", "sequence_length")
+        for dimension in cut:
+            value = getattr(dims, dimension)
+            if value % self.tp:
+                legal = math.gcd(*(getattr(dims, name) for name in cut))
+                degrees = [n for n in range(1, legal + 1) if legal % n == 0]
+                raise UserError(
+                    "parallelism.tensor",
+                    self.tp,
+                    f"model.{to_camel(dimension)} is {value}, which {self.tp} does not divide",
+                    allowed=f"for this model: {', '.join(map(str, degrees))}",
+                    fix="choose one of them, or change the model",
+                )
 
     @property
     def world_size(self) -> int:
@@ -66,3 +93,8 @@ def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Return the part over which FSDP works: [dp_replicate, dp_shard] (HSDP) or [dp_shard]."""
     names = mesh.mesh_dim_names or ()
     return mesh["dp_replicate", "dp_shard"] if "dp_replicate" in names else mesh["dp_shard"]
+
+
+def group_of(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
+    """Return this rank's group along an axis; None where the axis has one rank."""
+    return mesh.get_group(axis) if axis in (mesh.mesh_dim_names or ()) else None

@@ -8,7 +8,7 @@ import torch
 
 import llmtrain_trainer.model
 from llmtrain_api.presets import PRESETS, ModelDimensions
-from llmtrain_trainer.model.init import ROWS_PER_DRAW, fill_rows, standard_deviation
+from llmtrain_trainer.model.init import ROWS_PER_DRAW, fill, standard_deviation
 from llmtrain_trainer.model.transformer import Transformer, loss_sum, rotary_tables
 
 DIMS = ModelDimensions(dim=24, layers=2, heads=4, kv_heads=2, ffn_dim=32, vocab_size=50, sequence_length=12)
@@ -22,7 +22,7 @@ def _model() -> Transformer:
             if std is None:
                 parameter.fill_(1.0)
             else:
-                fill_rows(parameter, 0, name=name, seed=1, std=std * 5)
+                fill(parameter, (0,) * parameter.ndim, tuple(parameter.shape), name=name, seed=1, std=std * 5)
     return model
 
 
@@ -86,16 +86,18 @@ def test_loss_is_the_sum_over_tokens_in_fp32() -> None:
 
 @pytest.mark.parametrize("cut", [1, 100, ROWS_PER_DRAW, ROWS_PER_DRAW + 1, 599])
 def test_first_values_do_not_depend_on_where_the_shards_are_cut(cut: int) -> None:
-    whole = torch.empty(600, 3)
-    fill_rows(whole, 0, name="layers.0.attention.wq.weight", seed=3, std=0.5)
-    parts = torch.empty(600, 3)
-    fill_rows(parts[:cut], 0, name="layers.0.attention.wq.weight", seed=3, std=0.5)
-    fill_rows(parts[cut:], cut, name="layers.0.attention.wq.weight", seed=3, std=0.5)
-    assert torch.equal(whole, parts)
+    def filled(rows: slice, columns: slice, name: str = "layers.0.attention.wq.weight") -> torch.Tensor:
+        part = torch.empty(600, 8)[rows, columns].contiguous()
+        fill(part, (rows.start, columns.start), (600, 8), name=name, seed=3, std=0.5)
+        return part
+
+    whole = filled(slice(0, 600), slice(0, 8))
+    left, right = slice(0, 3), slice(3, 8)
+    above, below = slice(0, cut), slice(cut, 600)
+    parts = [torch.cat([filled(rows, left), filled(rows, right)], dim=1) for rows in (above, below)]
+    assert torch.equal(whole, torch.cat(parts))
     assert whole.std().item() == pytest.approx(0.5, rel=0.05)
-    other = torch.empty(600, 3)
-    fill_rows(other, 0, name="layers.1.attention.wq.weight", seed=3, std=0.5)
-    assert not torch.equal(whole, other)
+    assert not torch.equal(whole, filled(slice(0, 600), slice(0, 8), name="layers.1.attention.wq.weight"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,79 @@
+"""Which box of every whole parameter a rank holds: the one description that init, norms and checkpoints share.
+
+Nobody else needs to know how ranks share the model. A layout is legal when the pieces of all ranks cover each
+parameter, whatever made them (tensor parallel, FSDP, pipeline stages).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from llmtrain_trainer.parallel.mesh import ParallelShape
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A parameter is cut along `dim` into `degree` equal parts, of which this rank works with number `index`."""
+
+    dim: int
+    index: int
+    degree: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box in a whole parameter. One without rows (an uneven shard's last) has a size of 0."""
+
+    shape: tuple[int, ...]
+    """Of the whole parameter."""
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    copies: int = 1
+    """Ranks that hold this same piece."""
+
+    def describe(self, local: Tensor) -> Tensor:
+        """Return `local` marked as this piece, in the form torch's checkpoints read (CheckpointableTensor)."""
+        marked = local.detach()
+        boxes = (self.sizes,) if local.numel() else ()
+        marked.global_shape = self.shape  # type: ignore[attr-defined]
+        marked.global_offsets = (self.offsets,) if boxes else ()  # type: ignore[attr-defined]
+        marked.local_offsets = ((0,) * local.ndim,) if boxes else ()  # type: ignore[attr-defined]
+        marked.local_sizes = boxes  # type: ignore[attr-defined]
+        return marked
+
+
+def pieces_of(model: nn.Module, cuts: Mapping[str, Cut], shape: ParallelShape) -> dict[str, Piece]:
+    """Return the piece of each parameter, by name; `cuts` names those that tensor parallelism has cut."""
+    return {name: _piece(parameter, cuts.get(name), shape) for name, parameter in model.named_parameters()}
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor; it shares the memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _piece(parameter: Tensor, cut: Cut | None, shape: ParallelShape) -> Piece:
+    """Add up what FSDP and what the cut took. `parameter` has the shape of the cut's part, whole over FSDP's ranks."""
+    whole, offsets, sizes = list(parameter.shape), [0] * parameter.ndim, list(parameter.shape)
+    if isinstance(parameter, DTensor):
+        mesh, placements = parameter.device_mesh, parameter.placements
+        local, start = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+        sizes, offsets = list(local), list(start)
+    if cut is not None:
+        offsets[cut.dim] += cut.index * parameter.shape[cut.dim]
+        whole[cut.dim] *= cut.degree
+    copies = shape.dp_replicate * (1 if cut else shape.tp)
+    return Piece(tuple(whole), tuple(offsets), tuple(sizes), copies)
+
+
+def squared_norm(gradients: Mapping[str, Tensor], pieces: Mapping[str, Piece]) -> Tensor:
+    """Return this rank's share of the squared global L2 norm, float64: a piece held n times counts 1/n on each."""
+    norms = torch.stack(torch._foreach_norm(list(gradients.values()))).double()
+    weights = torch.tensor([1.0 / pieces[name].copies for name in gradients], dtype=torch.float64)
+    return (norms.square() * weights.to(norms.device)).sum()
