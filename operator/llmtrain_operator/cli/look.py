@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 from rich.console import Console, Group, RenderableType
@@ -14,7 +16,7 @@ from rich.text import Text
 
 from llmtrain_api.constants import API_VERSION, GROUP, PLURAL, TERMINAL_STATES, VERSION, State
 from llmtrain_api.job import LLMTrainJob
-from llmtrain_operator.cli.say import UsageError
+from llmtrain_operator.cli.say import UsageError, one_line
 from llmtrain_operator.cli.screen import LOSSES_SHOWN, render
 from llmtrain_operator.local.losses import newest_losses
 from llmtrain_operator.local.records import LocalStateError, Records
@@ -91,16 +93,10 @@ def _local(options: argparse.Namespace) -> Callable[[], Sight]:
 
 
 def _cluster(options: argparse.Namespace) -> Callable[[], Sight]:
-    from kubernetes import client, config
+    from kubernetes import client
     from urllib3.exceptions import HTTPError
 
-    try:
-        config.load_kube_config(config_file=options.kubeconfig)
-        _, context = config.list_kube_config_contexts(config_file=options.kubeconfig)
-    except (config.ConfigException, OSError) as error:
-        raise UsageError(f"--kubeconfig: {error}; give the file of a cluster that runs llmtrain, or --local") from error
-    namespace = options.namespace or context["context"].get("namespace", "default")
-    api = client.CustomObjectsApi()
+    namespace, api = _connect(options)
     seen: list[float] = []
 
     def fetch() -> Sight:
@@ -112,14 +108,37 @@ def _cluster(options: argparse.Namespace) -> Callable[[], Sight]:
         except client.ApiException as error:
             raise _refused(namespace, options.name, error.status, error.reason) from error
         except ValidationError as error:
-            raise UsageError(f"{namespace}/{options.name} cannot be read: {error}") from error
+            raise UsageError(f"{namespace}/{options.name} cannot be read: {one_line(error)}") from error
         except (HTTPError, OSError) as error:
-            raise Away(f"the cluster cannot be reached: {error}") from error
+            raise Away(f"the cluster cannot be reached: {one_line(error)}") from error
         if job.status.progress:
             seen[:] = [*seen, float(job.status.progress.loss)][-LOSSES_SHOWN:]
         return Sight(job, tuple(seen) if options.watch else ())
 
     return fetch
+
+
+def _connect(options: argparse.Namespace) -> tuple[str, Any]:
+    """Return the namespace to look in, and the API of the cluster.
+
+    Raises:
+        UsageError: there is no kubeconfig, or it cannot be used.
+    """
+    from kubernetes import client, config
+    from yaml import YAMLError
+
+    fix = "give the file of a cluster that runs llmtrain, or --local"
+    try:
+        config.load_kube_config(config_file=options.kubeconfig)
+        _, context = config.list_kube_config_contexts(config_file=options.kubeconfig)
+        namespace = options.namespace or context["context"].get("namespace", "default")
+        return str(namespace), client.CustomObjectsApi()
+    except (config.ConfigException, OSError) as error:
+        raise UsageError(f"--kubeconfig: {one_line(error)}; {fix}") from error
+    except (YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        # The library takes the shape of the file for granted.
+        file = options.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+        raise UsageError(f"--kubeconfig: {file} is no kubeconfig ({one_line(error)}); {fix}") from error
 
 
 def _refused(namespace: str, name: str, status: int, reason: str) -> Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from llmtrain_api import __version__
-from llmtrain_operator.cli.say import UsageError
+from llmtrain_operator.cli.say import UsageError, complain, escape_what_cannot_be_shown
 
 DEFAULT_STATE = Path(".llmtrain")
 WRONG_USAGE = 2
@@ -31,19 +32,31 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; 0 where it succeeded, 1 where it did not, 2 for wrong usage, 130 where the user stopped it."""
     options = parser().parse_args(arguments)
+    escape_what_cannot_be_shown()
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the life of the process)
     try:
         code = int(options.handler(options))
         sys.stdout.flush()
         return code
     except UsageError as error:
-        print(f"llmtrain {options.command}: {error}", file=sys.stderr)
+        complain(f"llmtrain {options.command}: {error}")
         return WRONG_USAGE
-    except BrokenPipeError:
-        # Else the interpreter's own flush at the end complains.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.filename is not None:  # about a file, so not from writing what we say
+            raise
+        if not isinstance(error, BrokenPipeError):
+            complain(f"llmtrain {options.command}: standard output: {error.strerror}; write it where there is space")
+        _abandon_output()
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _abandon_output() -> None:
+    """Send what is still buffered nowhere: else the interpreter's own flush at the end complains."""
+    with contextlib.suppress(OSError):  # a stream without a file, as tests have
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _handler(module: str, needs: str) -> Callable[[argparse.Namespace], int]:

@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 from typing import Any
 
-from llmtrain_api.manifest_io import ManifestError, load_documents
+from llmtrain_api.manifest_io import ManifestError, read_documents
 from llmtrain_api.validation import FieldProblem, validate
 from llmtrain_operator.cli.say import UsageError
 
+_FIXES = {
+    errno.ENOENT: "give the path of a file that exists, or - for standard input",
+    errno.EISDIR: "give the files in it",
+    errno.EACCES: "make it readable (chmod u+r), or give another file",
+}
 
-def read(file: str) -> list[dict[str, Any]]:
-    """Return the documents of a file; - is standard input.
+
+def read(file: str) -> list[dict[str, Any] | ManifestError]:
+    """Return the documents of a file, and in place of each that is of no use, why; - is standard input.
 
     Raises:
-        UsageError: it cannot be read or is no YAML; the message has the line.
+        UsageError: it cannot be read, or holds nothing.
     """
-    try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
-    try:
-        documents = load_documents(text, file)
-    except ManifestError as error:
-        raise UsageError(str(error)) from error
+    documents = read_documents(_text(file), file)
     if not documents:
         raise UsageError(f"{file}: holds no document; write one LLMTrainJob")
     return documents
+
+
+def _text(file: str) -> str:
+    try:
+        return _standard_input() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{error.object[error.start]:02x} at {error.start}"
+        raise UsageError(f"{file}: is no UTF-8 text ({found}); save it as UTF-8") from error
+    except OSError as error:
+        fix = _FIXES.get(error.errno or 0, "give a file that you can read, or - for standard input")
+        raise UsageError(f"{file}: {error.strerror}; {fix}") from error
+
+
+def _standard_input() -> str:
+    if sys.stdin is None:
+        raise UsageError("-: standard input is closed; pipe a manifest into it, or give a file")
+    binary = getattr(sys.stdin, "buffer", None)  # manifests are UTF-8 wherever they come from
+    return binary.read().decode() if binary else sys.stdin.read()
 
 
 def name_of(manifest: dict[str, Any]) -> str:
@@ -50,12 +68,17 @@ def read_one_valid(file: str) -> dict[str, Any]:
     Raises:
         UsageError: there is not exactly one document, or it is not valid.
     """
-    documents = read(file)
+    documents = []
+    for found in read(file):
+        if isinstance(found, ManifestError):
+            raise UsageError(str(found))
+        documents.append(found)
     if len(documents) > 1:
         raise UsageError(f"{file}: holds {len(documents)} documents; run one job at a time")
-    problems = validate(documents[0])
+    [document] = documents
+    problems = validate(document)
     if problems:
-        raise UsageError(describe(file, documents[0], problems))
-    if not documents[0]["metadata"].get("name"):
+        raise UsageError(describe(file, document, problems))
+    if not document["metadata"].get("name"):
         raise UsageError(f"{file}: metadata.name is missing: a run on this machine needs it, to be found again")
-    return documents[0]
+    return document

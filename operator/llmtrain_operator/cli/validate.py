@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
+from llmtrain_api.manifest_io import ManifestError
 from llmtrain_api.validation import validate
 from llmtrain_operator.cli import manifest
-from llmtrain_operator.cli.say import UsageError
+from llmtrain_operator.cli.say import UsageError, complain
 
 INVALID = 1
 UNREADABLE = 2
@@ -22,14 +22,18 @@ def _check(file: str) -> int:
     try:
         documents = manifest.read(file)
     except UsageError as error:
-        print(error, file=sys.stderr)
+        complain(str(error))
         return UNREADABLE
     code = 0
     for number, document in enumerate(documents, 1):
+        if isinstance(document, ManifestError):
+            code = UNREADABLE
+            complain(str(document))
+            continue
         place = file if len(documents) == 1 else f"{file} (document {number})"
         problems = validate(document)
         if problems:
-            code = INVALID
+            code = max(code, INVALID)
             print(manifest.describe(place, document, problems))
         else:
             print(f"{place}: {manifest.name_of(document)}: valid")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmtrain_api.manifest_io import ManifestError, load_documents
+from llmtrain_api.manifest_io import MAX_DEPTH, ManifestError, load_documents, read_documents
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,7 @@ from llmtrain_api.manifest_io import ManifestError, load_documents
         ("true", True),
         ("012", 12),
         ("~", None),
+        ("2024-01-01", "2024-01-01"),
     ],
 )
 def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
@@ -52,9 +53,59 @@ def test_anchors_and_merges_work() -> None:
         ("a: !!python/object:os.system x\n", r"f.yaml: line 1: no valid YAML"),
         ("- a\n", r"f.yaml: document 1 is a list, not a mapping; fix: begin with apiVersion"),
         ("a: 1\n---\nhello\n", r"f.yaml: document 2 is a text, not a mapping"),
+        ("[" * 5000, r"f.yaml: nested too deep; allowed: at most 100 levels; fix: look for"),
+        ("a: " + "[" * 3000 + "]" * 3000, r"f.yaml: nested too deep"),
+        ("a:\n " + "[" * 101 + "]" * 101, r"f.yaml: line 2: nested too deep"),
+        ("a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 3000)), "line .*: nested too deep"),
+        ("a: &a\n  b: *a\n", r"f.yaml: line .*: nested too deep"),
+        (
+            "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)),
+            r"line .*: holds too many values; allowed: at most \d+; fix: use fewer aliases",
+        ),
+        ("a: 1\nb: " + "9" * 5000, r"^f.yaml: line 2: a number has too many digits; allowed: 64 bits; fix: [^_]*$"),
+        ("b: 0x" + "f" * 5000, r"f.yaml: line 1: a number has too many digits"),
+        ("a: 1\n? [b]\n: 1\n", r"f.yaml: line 2: a key is a list or a mapping; allowed: a text"),
     ],
-    ids=["duplicate key", "open list", "indentation", "tab", "control character", "python tag", "list", "text"],
+    ids=[
+        "duplicate key",
+        "open list",
+        "indentation",
+        "tab",
+        "control character",
+        "python tag",
+        "list",
+        "text",
+        "brackets",
+        "nested list",
+        "nested just too deep",
+        "nested by aliases",
+        "inside itself",
+        "aliases of aliases",
+        "long number",
+        "long hexadecimal number",
+        "list as key",
+    ],
 )
 def test_an_unusable_text_is_refused_with_its_place(text: str, message: str) -> None:
     with pytest.raises(ManifestError, match=message):
         load_documents(text, "f.yaml")
+
+
+def test_the_deepest_that_is_allowed() -> None:
+    assert load_documents("a: " + "[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1), "f")
+
+
+def test_keys_are_texts_as_in_json() -> None:
+    assert load_documents("5: 1\ntrue: 2\n2024-01-01: 3\nx: [{0x1: 4}]\n", "f") == [
+        {"5": 1, "true": 2, "2024-01-01": 3, "x": [{"0x1": 4}]}
+    ]
+
+
+def test_documents_beside_one_of_no_use_are_returned() -> None:
+    found = read_documents("a: 1\n---\nhello\n---\nb: 2\n---\nc: [1\n", "f")
+    assert [str(document) for document in found] == [
+        "{'a': 1}",
+        "f: document 2 is a text, not a mapping; fix: begin with apiVersion, kind, metadata and spec",
+        "{'b': 2}",
+        "f: line 8: no valid YAML: expected ',' or ']', but got '<stream end>'",
+    ]

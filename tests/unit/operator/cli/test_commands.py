@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -147,6 +148,36 @@ def test_validate_needs_only_the_base_packages(write: Any) -> None:
     assert "aiohttp is not installed: pip install 'llmtrain[operator,trainer]'" in refused.stderr
 
 
+def test_validate_shows_the_mistakes_beside_a_document_that_is_none(
+    write: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["validate", write(f"{GOOD}\n---\n{MISTAKES}\n---\nwords\n---\n{GOOD}\n---\na: [1")]) == 2
+    output = capsys.readouterr()
+    assert "(document 1): hello: valid" in output.out
+    assert "spec.model.presett" in output.out
+    assert "(document 4): hello: valid" in output.out
+    assert "document 3 is a text, not a mapping" in output.err
+    assert "no valid YAML" in output.err
+
+
+@pytest.mark.parametrize(
+    ("file", "fix"),
+    [
+        ("/nowhere/job.yaml", "No such file or directory; give the path of a file that exists"),
+        ("/", "Is a directory; give the files in it"),
+        ("/proc/version/job.yaml", "Not a directory; give a file that you can read"),
+    ],
+)
+def test_a_file_that_cannot_be_read_has_a_fix(file: str, fix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", file]) == 2
+    assert f"{file}: {fix}" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_utf_8_has_a_fix(write: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", write(b"a: \xff")]) == 2
+    assert "is no UTF-8 text (byte 0xff at 3); save it as UTF-8" in capsys.readouterr().err
+
+
 # --- run
 
 
@@ -203,11 +234,51 @@ def test_run_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) ->
         run.refuse_what_would_not_run(LLMTrainJob.parse(JOB))
 
 
+# --- what comes in and goes out
+
+PROGRAM = "import sys; from llmtrain_operator.cli.main import main; sys.exit(main(sys.argv[1:]))"
+
+
+def shell(line: str, file: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = ["sh", "-c", f'"$0" -c "$1" {line}', sys.executable, PROGRAM, file]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_a_full_disk_is_no_traceback(unbuffered: str, write: Any) -> None:
+    done = shell('validate "$2" > /dev/full', write(GOOD), PYTHONUNBUFFERED=unbuffered)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "llmtrain validate: standard output: No space left on device; write it where there is space\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("validate - <&-", 2, "-: standard input is closed; pipe a manifest into it, or give a file\n"),
+        ('validate "$2" >&-', 0, ""),
+        ("validate /nowhere >&- 2>&-", 2, ""),
+        ("validate /nowhere 2>/dev/full", 2, ""),
+    ],
+    ids=["input", "output", "output and errors", "errors full"],
+)
+def test_a_closed_stream_is_no_traceback(line: str, code: int, said: str, write: Any) -> None:
+    done = shell(line, write(GOOD))
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+@pytest.mark.parametrize(("name", "shown"), [("\\uD800", "\\ud800"), ("\\u00e9", "\\xe9")], ids=["surrogate", "accent"])
+def test_what_the_terminal_cannot_show_is_escaped(name: str, shown: str, write: Any) -> None:
+    done = shell('validate "$2"', write(GOOD.replace('"hello"', f'"{name}"')), PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert f"{shown}: 1 problem" in done.stdout
+
+
 def test_a_closed_pipe_is_no_traceback(write: Any) -> None:
-    program = "import sys; from llmtrain_operator.cli.main import main; sys.exit(main(sys.argv[1:]))"
     file = write(GOOD)
     with subprocess.Popen(
-        [sys.executable, "-c", program, "validate", *[file] * 3], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", PROGRAM, "validate", *[file] * 3], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout and process.stderr
         process.stdout.close()

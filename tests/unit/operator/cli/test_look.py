@@ -173,6 +173,29 @@ def test_no_kubeconfig(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "--kubeconfig: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x",
+        "clusters: [",
+        "[]",
+        "\xff",
+        "current-context: a\ncontexts: [1]\n",
+        "{current-context: a, contexts: [{name: a, context: 5}]}",
+        "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}], "
+        "clusters: [{name: c, cluster: {server: 5}}], users: [{name: u, user: {}}]}",
+    ],
+    ids=["text", "no YAML", "list", "no UTF-8", "contexts", "context", "server"],
+)
+def test_a_file_that_is_no_kubeconfig(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "config"
+    file.write_bytes(text.encode("latin-1"))
+    assert main(["status", "demo", "--kubeconfig", str(file)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert str(file) in line
+    assert line.endswith("; give the file of a cluster that runs llmtrain, or --local")
+
+
 def test_watching_waits_out_an_api_server_that_is_away(cluster: Any, tmp_path: Path) -> None:
     server = cluster(
         (200, manifest("Training")), (503, {}), (429, {}), (200, manifest("Restarting")), (200, manifest("Failed"))
