@@ -23,7 +23,7 @@ _WORDS = {
     "spec": ("managedBy",),
     "spec.workers": ("device", "image"),
     "spec.workers.accelerator": ("resource", "count"),
-    "spec.parallelism": ("replicate", "tensor", "zeroStage"),
+    "spec.parallelism": ("replicate", "tensor", "zeroStage", "recompute"),
     "spec.training": ("steps", "globalBatchSize", "microBatchSize", "precision", "seed"),
     "spec.training.optimizer": (
         "learningRate",

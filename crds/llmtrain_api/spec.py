@@ -143,8 +143,12 @@ class Parallelism(ApiModel):
     """Tensor parallel with sequence parallel: ranks that share every matrix and every sequence. Keep it in one node."""
     replicate: Positive32 = 1
     """Outer data-parallel axis: copies of the sharded model (HSDP). Divides the number of ranks."""
-    zero_stage: Literal[2, 3] = 3
-    """3 shards parameters, gradients and optimizer state; 2 keeps parameters whole between forward and backward."""
+    zero_stage: Literal[1, 2, 3] = 3
+    """3 shards parameters, gradients and optimizer state; 2 keeps parameters whole from forward to backward; 1 keeps
+    them whole over all micro-batches of a step: most memory, fewest messages."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """What backward computes again instead of keeping it. `selective`: all but the results of matrix products and
+    attention; `full`: whole layers. The loss stays the same to the bit."""
 
 
 class Optimizer(ApiModel):

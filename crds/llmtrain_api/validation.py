@@ -36,6 +36,8 @@ _METADATA_FIELDS = (
 )
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 MAX_NAMES_SHOWN = 14
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL_ALLOWED = "a-z, 0-9 and '-', at most 63 characters, a letter or digit at both ends"
 _NAME_ALLOWED = f"a-z, 0-9 and '-', at most {c.MAX_NAME_LENGTH} characters, a letter or digit at both ends"
 
 
@@ -107,8 +109,8 @@ def _metadata(metadata: Any) -> Iterator[FieldProblem]:
     if not isinstance(name, str) or not _SUBDOMAIN.fullmatch(name):
         yield _wrong("metadata.name", name, _NAME_ALLOWED, "name the job")
     namespace = metadata.get("namespace")
-    if namespace is not None and not isinstance(namespace, str):
-        yield _wrong("metadata.namespace", namespace, "a string", "name a namespace, or leave it out")
+    if namespace is not None and not (isinstance(namespace, str) and _LABEL.fullmatch(namespace)):
+        yield _wrong("metadata.namespace", namespace, _LABEL_ALLOWED, "name a namespace, or leave it out")
 
 
 # --- types -----------------------------------------------------------------------------------------------------------

@@ -19,6 +19,12 @@ BF16_LOSS = 2e-3
 LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("2 ranks, ZeRO-3, accumulation", 2, {}),
     ("2 ranks, ZeRO-2", 2, {"parallelism": {"zeroStage": 2}}),
+    ("2 ranks, ZeRO-1, accumulation", 2, {"parallelism": {"zeroStage": 1}}),
+    ("2 ranks, recompute full", 2, {"parallelism": {"recompute": "full"}}),
+    ("2 ranks, recompute selective", 2, {"parallelism": {"recompute": "selective"}}),
+    ("2 ranks, tensor 2, recompute full", 2, {"parallelism": {"tensor": 2, "recompute": "full"}}),
+    ("2 ranks, tensor 2, recompute selective", 2, {"parallelism": {"tensor": 2, "recompute": "selective"}}),
+    ("4 ranks, HSDP 2x2, ZeRO-1", 4, {"parallelism": {"replicate": 2, "zeroStage": 1}}),
     ("2 ranks, replicated only", 2, {"parallelism": {"replicate": 2}}),
     ("4 ranks, bigger micro-batch", 4, {"training": {"microBatchSize": 2}}),
     ("4 ranks, HSDP 2x2, ZeRO-3", 4, {"parallelism": {"replicate": 2}}),

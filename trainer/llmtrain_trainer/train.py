@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from llmtrain_api.constants import ExitCode
 from llmtrain_trainer.checkpoint.manager import CheckpointManager, Position
+from llmtrain_trainer.checkpoint.state import check_model
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.data.loader import BatchPlan, open_data
 from llmtrain_trainer.distributed import Ranks
@@ -25,6 +26,7 @@ from llmtrain_trainer.optim.schedule import learning_rate
 from llmtrain_trainer.parallel import apply
 from llmtrain_trainer.parallel.mesh import group_of
 from llmtrain_trainer.parallel.pieces import pieces_of, squared_norm
+from llmtrain_trainer.parallel.recompute import recompute
 from llmtrain_trainer.parallel.tensor import cut_model, sum_replicated
 from llmtrain_trainer.parallel.vocabulary import vocabulary_loss_sum
 from llmtrain_trainer.stopping import StopRequest
@@ -102,6 +104,8 @@ class Trainer:
             self.reporter.event("checkpoint_skipped", reason=reason)
         if manifest is not None:
             self.reporter.resumed_from = manifest.step
+        if manifest is not None:
+            check_model(manifest, self.config.dimensions)
         if manifest is not None and manifest.step >= self.training.steps:
             return Position(manifest.step, manifest.samples, manifest.loss)
         with self.phases.phase("model"):
@@ -122,9 +126,9 @@ class Trainer:
             self.model = Transformer(config.dimensions)
             self.tensor_group = group_of(mesh, "tp")
             self.cuts = cut_model(self.model, self.tensor_group) if self.tensor_group else {}
-        self.sharded = apply.shard(
-            self.model, mesh, precision=self.training.precision, zero_stage=parallelism.zero_stage
-        )
+        recompute(self.model, parallelism.recompute)
+        self.zero_stage = parallelism.zero_stage
+        self.sharded = apply.shard(self.model, mesh, precision=self.training.precision, zero_stage=self.zero_stage)
         apply.materialise(self.model, config.device)
         self.rotary = rotary_tables(config.dimensions, config.device)
         pieces = pieces_of(self.model, self.cuts, self.shape)
@@ -161,7 +165,7 @@ class Trainer:
         device = self.config.device
         total = torch.zeros((), device=device)
         for number, (inputs, targets) in enumerate(self.data.loader.step(consumed, self.plan, self.data_rank), 1):
-            self.sharded.set_requires_gradient_sync(number == self.plan.micro_batches)
+            apply.at_micro_batch(self.sharded, last=number == self.plan.micro_batches, zero_stage=self.zero_stage)
             inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
             self.timer.mark("data_loading")
             loss = self._loss_sum(self.model(inputs, self.rotary), targets) / self.config.tokens_per_step

@@ -13,7 +13,8 @@ PARKED_STATES = frozenset({State.SUSPENDED, State.BLOCKED})
 
 def changes(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> tuple[Event, ...]:
     """Return the events that tell a reader of `kubectl describe` how the job got from the old status to the new one."""
-    events = [*_parking(old, new), *_failures(old, new), *_attempts(old, new), *_recovery(old, new), *_end(old, new)]
+    told = (_parking, _failures, _attempts, _skipped, _recovery, _end)
+    events = [event for tell in told for event in tell(old, new)]
     return tuple(Event(event.type, event.reason, shorten(event.message)) for event in events)
 
 
@@ -49,6 +50,12 @@ def _attempts(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> list[Event]:
         message = f"Attempt {new.started_attempt}: {new.shape.world_size} ranks on {new.workers.desired} workers"
         events.append(Event("Normal", "Started", message))
     return events
+
+
+def _skipped(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> list[Event]:
+    """Work was lost here that nobody sees in the loss curve of a run that goes on."""
+    skipped = new.checkpoint.skipped
+    return [Event("Warning", "CheckpointSkipped", skipped)] if skipped and skipped != old.checkpoint.skipped else []
 
 
 def _recovery(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> list[Event]:

@@ -69,7 +69,7 @@ def _describe(observed: Observed, status: LLMTrainJobStatus) -> LLMTrainJobStatu
         status = with_condition(observed, status, ConditionType.ACCEPTED, False, *reason)
     else:
         state = State.SUSPENDED
-        message = "Suspended: workers are released; set spec.suspend to false to go on from the newest checkpoint"
+        message = "Workers are released; set spec.suspend to false to go on from the newest checkpoint"
         status = with_condition(observed, status, ConditionType.ACCEPTED, True, "Valid")
     for kind in (ConditionType.WORKERS_READY, ConditionType.PROGRESSING):
         status = with_condition(observed, status, kind, False, state.value)

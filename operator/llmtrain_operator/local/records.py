@@ -71,6 +71,14 @@ class Records:
     """The folder of one local job."""
 
     def __init__(self, root: Path, namespace: str, name: str) -> None:
+        """Name the folder; nothing is made yet.
+
+        Raises:
+            LocalStateError: no job has such a name, and the folder would not lie below `root`.
+        """
+        for field, value in (("namespace", namespace), ("name", name)):
+            if "/" in value or value in ("", ".", ".."):
+                raise LocalStateError(f"metadata.{field}: {value!r} is no name; allowed: a-z, 0-9 and '-'")
         self.folder = root / f"{namespace}.{name}"
         self.workers_folder = self.folder / "workers"
         self._lock: IO[str] | None = None

@@ -38,6 +38,7 @@ ACCEPTED = (
     Case("replicas of the model on all ranks", {"spec.parallelism.replicate": 4}),
     Case("pairs of ranks share every matrix", {"spec.parallelism": {"tensor": 2, "replicate": 2}}),
     Case("a batch for what the tensor axis leaves", {"spec.parallelism.tensor": 2, "spec.training.globalBatchSize": 2}),
+    Case("ZeRO-1 and recomputation", {"spec.parallelism": {"zeroStage": 1, "recompute": "selective"}}),
     Case("a learning rate as an integer", {"spec.training.optimizer": {"learningRate": 1}}),
     Case("a small learning rate", {"spec.training.optimizer": {"learningRate": 6e-5}}),
     Case("an integer written as a float", {"spec.training.steps": 20.0}),
@@ -129,7 +130,10 @@ MISTYPED = (
         "wrong word", {"spec.model.preset": "llama-7B"}, ("spec.model.preset",), ("llama-7B", "did you mean llama-7b?")
     ),
     Case(
-        "wrong number of a choice", {"spec.parallelism.zeroStage": 1}, ("spec.parallelism.zeroStage",), ("1", "2 or 3")
+        "wrong number of a choice",
+        {"spec.parallelism.zeroStage": 4},
+        ("spec.parallelism.zeroStage",),
+        ("4", "1 or 2 or 3"),
     ),
     Case("replicas 0", {"spec.workers.replicas": 0}, ("spec.workers.replicas",), ("0", "at least 1")),
     Case("micro-batch 0", {"spec.training.microBatchSize": 0}, ("spec.training.microBatchSize",), ("at least 1",)),
@@ -186,6 +190,13 @@ MISTYPED = (
         ("spec.data.sources[1].uri",),
         ("each uri once",),
         api_problems=("spec.data.sources[1]",),
+    ),
+    Case(
+        "a path for a namespace",
+        {"metadata.namespace": "x/../../../escaped"},
+        ("metadata.namespace",),
+        ("escaped", "a-z, 0-9 and '-', at most 63 characters"),
+        python_only=True,
     ),
     Case("capital letters in the name", {"metadata.name": "Case"}, ("metadata.name",), ('"Case"', "a-z")),
     Case("wrong kind", {"kind": "LLMTrainJobs"}, ("kind",), ("LLMTrainJob",), python_only=True),

@@ -106,11 +106,9 @@ class CheckpointManager:
         """Load a verified checkpoint into the live model and optimizer.
 
         Raises:
-            UserError: the checkpoint is of another model.
             CheckpointError: it cannot be loaded.
         """
         launch = self._config.launch
-        states.check_model(manifest, self._config.dimensions)
         if manifest.spec_fingerprint != spec_fingerprint(self._config):
             log.warning("the spec has changed since the checkpoint of step %d was made", manifest.step)
         if manifest.data_fingerprint != self.data_fingerprint:
@@ -158,15 +156,12 @@ class CheckpointManager:
             writer = FileSystemWriter(path, single_file_per_rank=True, sync_files=True, thread_count=1)
             save(snapshot, storage_writer=writer, process_group=self._group)
             return self._commit(position, self._own_files(path))
-        except CheckpointException as error:  # no subclass of Exception
-            problem = states.first_problem(error)
-            raise CheckpointError(
-                f"step {position.step} could not be saved to {path}: {problem}{self._room()}"
-            ) from error
-        except OSError as error:
-            raise CheckpointError(
-                f"step {position.step} could not be saved to {path}: {error}{self._room()}"
-            ) from error
+        except (CheckpointException, OSError) as error:  # the first is no subclass of Exception
+            problem = states.first_problem(error) if isinstance(error, CheckpointException) else str(error)
+            message = f"step {position.step} could not be saved to {path}: {self._why(problem, snapshot)}"
+            if self._config.is_first:
+                self._store.abandon(position.step)
+            raise CheckpointError(message) from error
 
     def _begin(self, step: int) -> None:
         """Have rank 0 make and mark the folder before anybody writes: one without its mark would never be cleared.
@@ -184,12 +179,20 @@ class CheckpointManager:
         if problem[0]:
             raise OSError(problem[0])
 
-    def _room(self) -> str:
-        """Return how much room the store has, because the usual cause is that it has none."""
+    def _why(self, problem: str, snapshot: dict[str, Any]) -> str:
+        """Return the cause in words: torch's own of a full disk is a position in a file."""
         try:
-            return f" ({shutil.disk_usage(self.root).free >> 20} MiB free)"
+            free = shutil.disk_usage(self.root).free
         except OSError:
-            return ""
+            return problem
+        needed = sum(tensor.numel() * tensor.element_size() for tensor in snapshot.values())
+        if free >= needed:
+            return f"{problem} ({free >> 20} MiB free)"
+        uri = self._config.spec.checkpoint.store
+        return (
+            f"spec.checkpoint.store {uri} is full: {free >> 20} MiB free, {needed / 2**20:.1f} MiB needed by this rank "
+            f"alone; fix: make room there, lower spec.checkpoint.keep, or use a larger volume ({problem})"
+        )
 
     def _own_files(self, path: Path) -> dict[str, FileEntry] | str:
         """Return size and checksum of each file that this rank wrote, or what went wrong."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from llmtrain_api.presets import ModelDimensions
 NAME = "manifest.json"
 CHUNK_BYTES = 1 << 22
 VERIFY_THREADS = 8
+READ_PAUSES = (0.5, 1.0, 2.0)
+"""Seconds before a file that could not be read is tried again."""
 
 
 class FileEntry(ApiModel):
@@ -110,17 +113,24 @@ def write(folder: Path, manifest: Manifest) -> None:
 
 
 def _problem(path: Path, entry: FileEntry) -> str:
-    try:
-        size = path.stat().st_size
-        if size != entry.bytes:
-            return f"{path.name} has {size} bytes instead of {entry.bytes}"
-        if _sha256(path) != entry.sha256:
-            return f"{path.name} has other content than was written (checksum)"
-    except FileNotFoundError:
-        return f"{path.name} is missing"
-    except OSError as error:
-        return f"{path.name} cannot be read: {error.strerror or error}"
-    return ""
+    """Return what is wrong with a file. A disk or a file server that hiccups is asked again: that is no damage."""
+    for pause in (*READ_PAUSES, None):
+        try:
+            return _difference(path, entry)
+        except FileNotFoundError:
+            return f"{path.name} is missing"
+        except OSError as error:
+            if pause is None:
+                return f"{path.name} cannot be read: {error.strerror or error}"
+            time.sleep(pause)
+    raise AssertionError("the last try has no pause")
+
+
+def _difference(path: Path, entry: FileEntry) -> str:
+    size = path.stat().st_size
+    if size != entry.bytes:
+        return f"{path.name} has {size} bytes instead of {entry.bytes}"
+    return "" if _sha256(path) == entry.sha256 else f"{path.name} has other content than was written (checksum)"
 
 
 def _sha256(path: Path) -> str:

@@ -167,6 +167,19 @@ class CheckpointStore:
         _write_durably(path / MARKER, json.dumps({"runId": self._run_id, "step": step, "attempt": self._attempt}))
         return path
 
+    def abandon(self, step: int) -> None:
+        """Give back the room of a checkpoint that could not be finished.
+
+        The folder and its mark stay: another rank may still write there, and the next start has to know it for ours.
+        """
+        path = self.staging_path(step)
+        if not self._is_ours(path):
+            return
+        with contextlib.suppress(OSError):
+            for shard in path.iterdir():
+                if OUR_FILES.fullmatch(shard.name) and shard.name != MARKER:
+                    shard.unlink(missing_ok=True)
+
     def commit(self, manifest: Manifest) -> Path:
         """Turn the staging folder into a checkpoint: manifest, rename, each made durable before the next.
 
@@ -199,6 +212,8 @@ class CheckpointStore:
             except BadCheckpoint as error:
                 self._bad.add(step)
                 skipped.append(f"{path.name}: {error}")
+        if skipped:
+            skipped.insert(0, "no checkpoint verifies, so training begins anew")
         return Resume(None, tuple(skipped))
 
     def unfinished(self) -> list[str]:

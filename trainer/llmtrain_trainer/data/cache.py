@@ -63,7 +63,19 @@ def build(folder: Path, name: str, sources: list[Source], tokenizer: Tokenizer) 
 
     Raises:
         UserError: a source cannot be read or holds no text at all.
+        OSError: the worker's own disk refuses the cache; the message names it.
     """
+    try:
+        return _build(folder, name, sources, tokenizer)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"the tokens of the data cannot be kept in {folder}: {error.strerror or error}; fix: make room on the "
+            "worker's disk (on a cluster its emptyDir /tmp, locally --state)",
+        ) from error
+
+
+def _build(folder: Path, name: str, sources: list[Source], tokenizer: Tokenizer) -> TokenCache:
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     folder.mkdir(parents=True, exist_ok=True)
     for left_over in folder.glob(f"{name}.*.tmp"):  # of a rank that was killed; the folder is this worker's alone

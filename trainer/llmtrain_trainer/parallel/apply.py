@@ -1,6 +1,6 @@
-"""What is done to the plain model so that ranks share it, in this order: tensor parallel, FSDP2 on blocks and root.
+"""What is done to the plain model so that ranks share it, in this order: tensor parallel, recomputation, FSDP2.
 
-Later stages slot in between: expert parallel, recomputation, compile.
+Later stages slot in between: expert parallel before recomputation, compile after it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from llmtrain_trainer.parallel.pieces import Piece, local_of
 COMPUTE_TYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def shard(model: Transformer, mesh: DeviceMesh, *, precision: str, zero_stage: Literal[2, 3]) -> FSDPModule:
+def shard(model: Transformer, mesh: DeviceMesh, *, precision: str, zero_stage: Literal[1, 2, 3]) -> FSDPModule:
     """Apply FSDP2 in place (HSDP when the mesh has dp_replicate); return the same model as what it has become.
 
-    Stage 3 frees a block's parameters after forward and gathers them again in backward; stage 2 keeps them whole in
-    between. Gradients are summed in fp32, never averaged: the loss is already divided by the global batch's tokens.
+    Stage 3 frees a block's parameters after forward and gathers them again in backward; stages 2 and 1 keep them whole
+    in between (and 1 until the step's last backward, see `at_micro_batch`). Gradients are summed in fp32, never
+    averaged: the loss is already divided by the global batch's tokens.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=COMPUTE_TYPE[precision],
@@ -41,6 +42,14 @@ def shard(model: Transformer, mesh: DeviceMesh, *, precision: str, zero_stage: L
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
     return root
+
+
+def at_micro_batch(root: FSDPModule, *, last: bool, zero_stage: Literal[1, 2, 3]) -> None:
+    """Say whether the next backward is the step's last: only that one reduces gradients, and in stage 1 frees."""
+    root.set_requires_gradient_sync(last)
+    if zero_stage == 1:
+        root.set_reshard_after_backward(last)
+        root.set_is_last_backward(last)
 
 
 def materialise(model: nn.Module, device: torch.device) -> None:

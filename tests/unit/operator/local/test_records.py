@@ -167,3 +167,9 @@ def test_a_process_that_has_ended_is_none() -> None:
         assert process_start(child.pid) is None, "a zombie does not live"
         assert open_process(child.pid, started) is None
     assert process_start(child.pid) is None
+
+
+@pytest.mark.parametrize(("namespace", "name"), [("a/b", "job"), ("default", "../../x"), ("..", "job"), ("", "job")])
+def test_no_name_leads_out_of_the_state_folder(tmp_path: Path, namespace: str, name: str) -> None:
+    with pytest.raises(LocalStateError, match=r"metadata\.name(space)?: .* is no name; allowed: a-z, 0-9 and '-'"):
+        Records(tmp_path / "state", namespace, name)
