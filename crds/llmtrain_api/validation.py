@@ -14,7 +14,7 @@ from llmtrain_api.crdgen import job_schema
 from llmtrain_api.explain import describe, did_you_mean, fix_for, letters, shorten
 from llmtrain_api.rule import Rule, Scope
 from llmtrain_api.rules import RULES
-from llmtrain_api.spec import LLMTrainJobSpec
+from llmtrain_api.spec import IMAGE_PATTERN, RESOURCE_PATTERN, SOURCE_PATTERN, STORE_PATTERN, LLMTrainJobSpec
 from llmtrain_api.structural import PRESERVE, Schema, nodes, with_defaults, without_nulls
 
 _METADATA_FIELDS = (
@@ -39,6 +39,15 @@ MAX_NAMES_SHOWN = 14
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _LABEL_ALLOWED = "a-z, 0-9 and '-', at most 63 characters, a letter or digit at both ends"
 _NAME_ALLOWED = f"a-z, 0-9 and '-', at most {c.MAX_NAME_LENGTH} characters, a letter or digit at both ends"
+
+_PATHS = "pvc://CLAIM/PATH or file:///PATH"
+PATTERN_WORDS = {
+    IMAGE_PATTERN: "without spaces",
+    STORE_PATTERN: f"{_PATHS}, without spaces; CLAIM: a-z, 0-9, '-' and '.'",
+    SOURCE_PATTERN: f"{_PATHS}, without spaces, or builtin://python-stdlib; CLAIM: a-z, 0-9, '-' and '.'",
+    RESOURCE_PATTERN: "DOMAIN/NAME, for instance nvidia.com/gpu, without spaces",
+}
+"""What each pattern of a field means."""
 
 
 @dataclass(frozen=True)
@@ -134,14 +143,34 @@ def _types(schema: Schema, spec: dict[str, Any]) -> Iterator[FieldProblem]:
     try:
         LLMTrainJobSpec.model_validate(spec, strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
-        for entry in error.errors(include_url=False, include_context=False):
+        for entry in error.errors(include_url=False):
             if entry["type"] == "extra_forbidden":
                 continue
             path, node = _locate(schema, entry["loc"])
             if entry["type"] == "missing":
-                yield FieldProblem(path, None, describe(node), f"add {path}", "is missing")
+                yield FieldProblem(path, None, _allowed(node), f"add {path}", "is missing")
             else:
-                yield _wrong(path, entry["input"], describe(node), fix_for(node, entry["input"]))
+                allowed = _allowed(node, entry.get("ctx", {}).get("le"))
+                yield _wrong(path, entry["input"], allowed, _fix(node, entry["input"]))
+
+
+def _allowed(node: Schema, limit: float | None = None) -> str:
+    """What the field may be, in words that hold the very rule: a pattern as what it means, and a minimal length.
+
+    Args:
+        limit: the upper bound that refused a value; the schema lacks that of int64.
+    """
+    words = describe(node)
+    if node.get("type") == "string" and "enum" not in node and ("pattern" in node or "minLength" in node):
+        form = PATTERN_WORDS.get(node.get("pattern", ""), "")
+        return f"a string of {node.get('minLength', 0)} to {node['maxLength']} characters{form and ', '}{form}"
+    return words if limit is None or "maximum" in node else f"{words}, at most {limit}"
+
+
+def _fix(node: Schema, value: Any) -> str:
+    if isinstance(value, str) and "pattern" in node and re.search(r"\s", value):
+        return "write it without spaces"
+    return fix_for(node, value)
 
 
 def _locate(schema: Schema, location: tuple[int | str, ...]) -> tuple[str, Schema]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -24,6 +26,7 @@ from llmtrain_operator.local.volumes import store_folder
 
 PERIOD_SECONDS = 2.0
 REQUEST_SECONDS = 10.0
+DESERTED = "no controller is alive; go on with the same `llmtrain run --local` command"
 
 
 class Away(Exception):
@@ -36,10 +39,12 @@ class Sight:
 
     job: LLMTrainJob
     losses: tuple[float, ...]
+    deserted: bool = False
+    """Nobody controls the job, although it has not ended: nothing will change."""
 
 
 def command(options: argparse.Namespace) -> int:
-    """Draw the job once, or with --watch until it has ended; then 1 where it failed.
+    """Draw the job once, or with --watch until it has ended; then 1 where it failed, or where nobody controls it.
 
     Raises:
         UsageError: the job cannot be read, or there is none.
@@ -52,21 +57,57 @@ def command(options: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     if options.watch:
         return watch(fetch, sight, console)
-    console.print(render(sight.job, sight.losses))
+    console.print(_drawn(sight))
     return 0
 
 
 def watch(fetch: Callable[[], Sight], sight: Sight, console: Console) -> int:
-    """Draw the job again and again until it has ended; return 1 where it failed. What cannot be read is waited for."""
-    with Live(render(sight.job, sight.losses), console=console, refresh_per_second=2) as live:
-        while sight.job.status.state not in TERMINAL_STATES:
-            time.sleep(PERIOD_SECONDS)
-            try:
-                sight = fetch()
-                live.update(render(sight.job, sight.losses))
-            except Away as error:
-                live.update(_stale(sight, error))
-    return 1 if sight.job.status.state is State.FAILED else 0
+    """Draw the job again and again until it has ended; return 1 where it failed or nobody controls it.
+
+    What cannot be read is waited for.
+    """
+    if console.is_terminal:
+        with Live(_drawn(sight), console=console, refresh_per_second=2) as live:
+            sight = _follow(fetch, sight, live.update)
+    else:
+        sight = _follow(fetch, sight, _printer(console, sight))
+    return 1 if sight.deserted or sight.job.status.state is State.FAILED else 0
+
+
+def _follow(fetch: Callable[[], Sight], sight: Sight, show: Callable[[RenderableType], None]) -> Sight:
+    while sight.job.status.state not in TERMINAL_STATES and not sight.deserted:
+        time.sleep(PERIOD_SECONDS)
+        try:
+            sight = fetch()
+            show(_drawn(sight))
+        except Away as error:
+            show(_stale(sight, error))
+    return sight
+
+
+def _printer(console: Console, first: Sight) -> Callable[[RenderableType], None]:
+    """Into a file or a pipe: the first screen, and each that differs from the one before. Live would wait for the end.
+
+    What is compared is the text: a note below the job is a change too.
+    """
+    before = ""
+
+    def show(screen: RenderableType) -> None:
+        nonlocal before
+        with console.capture() as captured:
+            console.print(screen)
+        if captured.get() != before:
+            before = captured.get()
+            console.print(screen)
+            console.file.flush()
+
+    show(_drawn(first))
+    return show
+
+
+def _drawn(sight: Sight) -> RenderableType:
+    screen = render(sight.job, sight.losses)
+    return Group(screen, Text(DESERTED, style="yellow")) if sight.deserted else screen
 
 
 def _stale(sight: Sight, error: Away) -> RenderableType:
@@ -75,9 +116,14 @@ def _stale(sight: Sight, error: Away) -> RenderableType:
 
 
 def _local(options: argparse.Namespace) -> Callable[[], Sight]:
-    records = Records(options.state, options.namespace or "default", options.name)
+    try:
+        records = Records(options.state, options.namespace or "default", options.name)
+    except LocalStateError as error:
+        raise UsageError(str(error)) from error
 
     def fetch() -> Sight:
+        # Asked first: what a controller wrote before it left is then in the manifest.
+        controlled = _is_controlled(records.folder)
         try:
             manifest = records.load_job()
         except LocalStateError as error:
@@ -87,9 +133,27 @@ def _local(options: argparse.Namespace) -> Callable[[], Sight]:
                 f"{records.folder} holds no job; start one with `llmtrain run --local FILE`, or give --state"
             )
         job = LLMTrainJob.parse(manifest)
-        return Sight(job, newest_losses(store_folder(job, records.volumes() or {}), LOSSES_SHOWN))
+        deserted = not controlled and job.status.state not in TERMINAL_STATES
+        losses = newest_losses(store_folder(job, records.volumes() or {}), LOSSES_SHOWN)
+        return Sight(job, losses, deserted)
 
     return fetch
+
+
+def _is_controlled(folder: Path) -> bool:
+    """Return whether a controller holds the lock of a local run; also where that cannot be found out.
+
+    The lock is had for an instant, and shared, so that two that look do not see each other. A controller that starts
+    in that very instant is refused, and says what to do; there is no way to ask about a flock without taking it.
+    """
+    try:
+        with open(folder / "lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def _cluster(options: argparse.Namespace) -> Callable[[], Sight]:

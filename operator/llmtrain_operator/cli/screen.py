@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from llmtrain_api.constants import State
+from llmtrain_api.constants import TERMINAL_STATES, State
 from llmtrain_api.job import LLMTrainJob
 from llmtrain_api.status import LLMTrainJobStatus, ProgressStatus
 
@@ -59,7 +59,7 @@ def render(job: LLMTrainJob, losses: Sequence[float] = ()) -> RenderableType:
     if status.message:
         rows.append(Text(status.message))
     if status.progress:
-        rows += _progress(status.progress, losses)
+        rows += _progress(status.progress, losses, status.state in TERMINAL_STATES)
     rows.append(_facts(status))
     if status.failures:
         rows.append(_failures(status))
@@ -77,9 +77,9 @@ def _headline(job: LLMTrainJob) -> Text:
     return line
 
 
-def _progress(progress: ProgressStatus, losses: Sequence[float]) -> list[RenderableType]:
+def _progress(progress: ProgressStatus, losses: Sequence[float], ended: bool) -> list[RenderableType]:
     share = progress.step / max(1, progress.steps)
-    eta = "" if progress.eta_seconds is None else f"  {duration(progress.eta_seconds)} left"
+    eta = "" if ended or progress.eta_seconds is None else f"  {duration(progress.eta_seconds)} left"
     row = Table.grid(padding=(0, 1))
     row.add_row(
         ProgressBar(total=max(1, progress.steps), completed=progress.step, width=30),

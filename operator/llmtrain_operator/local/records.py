@@ -157,8 +157,11 @@ class Records:
             return None
         except OSError as error:
             raise LocalStateError(f"{path}: {error.strerror}; make it readable, or use another --state") from error
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             what = str(error).splitlines()[0]
+            if isinstance(error, ValidationError):  # whose first line names no field
+                wrong = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()[:3]]
+                what = "; ".join(f"{field}: {message}" for field, message in wrong)
             raise LocalStateError(
                 f"{path} is damaged ({what}); restore it, or start anew with --fresh (checkpoints stay)"
             ) from error

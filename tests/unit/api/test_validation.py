@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from llmtrain_api.crdgen import job_schema
 from llmtrain_api.job import LLMTrainJob
-from llmtrain_api.validation import FieldProblem, rule_problems, validate
+from llmtrain_api.structural import nodes
+from llmtrain_api.validation import PATTERN_WORDS, FieldProblem, rule_problems, validate
 from tests.unit.api.cases import ACCEPTED, CASES
 from tests.unit.api.manifests import Case, base, patched
 
@@ -79,3 +81,25 @@ def test_rules_are_found_in_a_stored_object_that_an_older_definition_let_pass() 
     assert [p.path for p in rule_problems(patched(base(), {"spec.parallelism.replicate": 3}))] == [
         "spec.parallelism.replicate"
     ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("training.seed", 2**63, "allowed: an integer, at least 0, at most 9223372036854775807; fix: change the value"),
+        ("training.steps", 2**31, "allowed: an integer, at least 1, at most 2147483647; fix"),
+        ("workers.image", "a b c", "allowed: a string of 1 to 512 characters, without spaces; fix: write it without s"),
+        ("workers.image", "", "allowed: a string of 1 to 512 characters, without spaces; fix: change the value"),
+        ("workers.accelerator.resource", "gpu", "253 characters, DOMAIN/NAME, for instance nvidia.com/gpu"),
+        ("checkpoint.store", "s3://b", "1024 characters, pvc://CLAIM/PATH or file:///PATH, without spaces; CLAIM: a-z"),
+    ],
+)
+def test_allowed_holds_the_rule_that_refused(field: str, value: Any, said: str) -> None:
+    (problem,) = validate(patched(base(), {f"spec.{field}": value}))
+    assert problem.path == f"spec.{field}"
+    assert said in str(problem)
+
+
+def test_every_pattern_has_words() -> None:
+    found = {node["pattern"] for _, node in nodes(job_schema()["properties"]["spec"]) if "pattern" in node}
+    assert found == set(PATTERN_WORDS)

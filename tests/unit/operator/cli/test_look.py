@@ -71,6 +71,83 @@ def test_a_damaged_local_run(records: Records, tmp_path: Path, capsys: pytest.Ca
     assert "job.json is damaged" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"status": {"attempt": "many"}}, "is damaged (status.attempt: Input should be a valid integer"),
+        ({"spec": {}}, "is damaged (spec.workers: Field required; "),
+    ],
+    ids=["status", "spec"],
+)
+def test_a_damaged_job_has_its_fields_named(
+    change: dict[str, Any], said: str, records: Records, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records.save_job({**manifest("Training"), **change})
+    assert local(tmp_path) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_a_damaged_job_nested_too_deep(records: Records, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (records.folder / "job.json").write_text("[" * 100_000)
+    assert local(tmp_path) == 2
+    assert "job.json is damaged" in capsys.readouterr().err
+
+
+DESERTED = "no controller is alive; go on with the same `llmtrain run --local` command"
+
+
+@pytest.mark.parametrize("lock", [True, False], ids=["lock let go", "no lock"])
+def test_a_job_that_nobody_controls(
+    lock: bool, records: Records, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if lock:
+        records.acquire()
+        records.release()
+    records.save_job(manifest("Training"))
+    assert local(tmp_path) == 0
+    assert DESERTED in capsys.readouterr().out.splitlines()
+    assert local(tmp_path, "-w") == 1
+    assert DESERTED in capsys.readouterr().out.splitlines()
+    records.acquire()  # looking holds nothing
+
+
+@pytest.mark.parametrize("state", ["Training", "Succeeded"])
+def test_a_job_that_is_controlled_or_has_ended_is_not_deserted(
+    state: str, records: Records, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if state == "Training":
+        records.acquire()
+    records.save_job(manifest(state))
+    assert local(tmp_path) == 0
+    assert DESERTED not in capsys.readouterr().out
+    records.release()
+
+
+def test_watching_ends_when_the_controller_does(
+    records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sleep(seconds: float) -> None:
+        shown.append(capsys.readouterr().out)
+        if len(shown) == 3:
+            records.release()
+
+    shown: list[str] = []
+    monkeypatch.setattr(look.time, "sleep", sleep)
+    records.acquire()
+    records.save_job(manifest("Training"))
+    assert local(tmp_path, "-w") == 1
+    assert "lab/demo  Training" in shown[0], "through a pipe the first screen comes at once"
+    assert shown[1:] == ["", ""], "the same is not shown again"
+    assert DESERTED in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", ""])
+def test_what_is_no_name_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", name, "--local", "--state", str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 # --- on a cluster
 
 

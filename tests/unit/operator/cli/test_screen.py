@@ -109,6 +109,13 @@ def test_a_job_at_work() -> None:
         assert part in screen
 
 
+@pytest.mark.parametrize("state", ["Succeeded", "Failed"])
+def test_no_time_is_left_to_a_job_that_has_ended(state: str) -> None:
+    screen = drawn(job(state=state, progress={**PROGRESS, "etaSeconds": 0}))
+    assert "step 40/100" in screen
+    assert "left" not in screen
+
+
 def test_failures_tell_who_what_and_what_it_cost() -> None:
     failure = {
         "at": AT,
