@@ -17,6 +17,7 @@ _OPTIONAL = {
     "spec.workers": ("ranksPerWorker",),
     "spec.model": ("preset", "dim", "layers", "heads", "kvHeads", "ffnDim", "vocabSize", "sequenceLength"),
     "spec.data.tokenizer": ("uri",),
+    "spec.training.optimizer": ("learningRate", "beta2", "weightDecay"),
 }
 """Fields that may be absent: they have no default."""
 _WORDS = {
@@ -25,15 +26,8 @@ _WORDS = {
     "spec.workers.accelerator": ("resource", "count"),
     "spec.parallelism": ("replicate", "tensor", "zeroStage", "recompute"),
     "spec.training": ("steps", "globalBatchSize", "microBatchSize", "precision", "seed"),
-    "spec.training.optimizer": (
-        "learningRate",
-        "beta1",
-        "beta2",
-        "epsilon",
-        "weightDecay",
-        "gradientClipNorm",
-    ),
-    "spec.training.schedule": ("kind", "warmupSteps", "minLearningRateRatio"),
+    "spec.training.optimizer": ("name", "beta1", "epsilon", "gradientClipNorm"),
+    "spec.training.schedule": ("kind", "warmupSteps", "minLearningRateRatio", "decayFraction"),
     "spec.checkpoint": ("store", "everySteps", "keep"),
 }
 """Fields whose values are shown in the message."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -151,32 +151,59 @@ class Parallelism(ApiModel):
     attention; `full`: whole layers. The loss stays the same to the bit."""
 
 
-class Optimizer(ApiModel):
-    """AdamW (Loshchilov and Hutter, 2019) with clipping by the true global gradient norm."""
+class DecidedOptimizer(NamedTuple):
+    """The optimizer's settings with the rule's own defaults filled in."""
 
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = 3e-4
-    """Peak learning rate, reached after the warm-up."""
+    name: Literal["adamw", "lion"]
+    learning_rate: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+
+
+class Optimizer(ApiModel):
+    """The rule by which weights move, with clipping by the true global gradient norm."""
+
+    name: Literal["adamw", "lion"] = "adamw"
+    """`adamw` (Loshchilov and Hutter, 2019), or `lion` (Chen et al., 2023), which needs half of the memory."""
+    learning_rate: Annotated[float, Field(gt=0, le=10)] | None = None
+    """Peak learning rate, reached after the warm-up. Default: 3e-4; lion: 6e-5."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the running mean of gradients."""
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Decay of the running mean of squared gradients."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Decay of the running mean of squared gradients; of lion's momentum. Default: 0.95; lion: 0.99."""
     epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
-    """Added to the denominator of the update, against division by zero."""
-    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Applied to matrices only; norms are not decayed."""
+    """Added to the denominator of the update, against division by zero. Only adamw divides."""
+    weight_decay: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Applied to matrices only; norms are not decayed. Default: 0.1; lion: 0.01."""
     gradient_clip_norm: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Largest global L2 norm of the gradient; a longer one is scaled down to it."""
+
+    def decided(self) -> DecidedOptimizer:
+        """Fill in what depends on the rule."""
+        rate, beta2, decay = (6e-5, 0.99, 0.01) if self.name == "lion" else (3e-4, 0.95, 0.1)
+        return DecidedOptimizer(
+            self.name,
+            rate if self.learning_rate is None else self.learning_rate,
+            self.beta1,
+            beta2 if self.beta2 is None else self.beta2,
+            self.epsilon,
+            decay if self.weight_decay is None else self.weight_decay,
+        )
 
 
 class Schedule(ApiModel):
     """Learning rate over steps: linear warm-up, then the named curve down to the ratio below."""
 
-    kind: Literal["cosine", "constant"] = "cosine"
-    """The curve after the warm-up."""
+    kind: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    """The curve after the warm-up. `wsd` (warm-up, stable, decay) stays at the peak and falls in the last part."""
     warmup_steps: Count32 = 0
     """Optimizer steps over which the learning rate rises from 0 to its peak; fewer than training.steps."""
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """The last learning rate of the cosine, as a part of the peak."""
+    """The last learning rate, as a part of the peak. Not for `constant`."""
+    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Part of the steps after the warm-up in which `wsd` falls, linearly."""
 
 
 class Training(ApiModel):

@@ -120,6 +120,14 @@ def test_a_store_of_another_model_is_refused_also_where_nothing_is_left_to_train
     assert "spec.model.layers: 1" in other.error()["message"]
 
 
+def test_the_moments_of_another_optimizer_are_refused(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    _finish(job, 1)
+    other = job.run(1, changes=merged(LION, {"training": {"steps": 8}}))
+    assert other.wait() == [64], other.output()
+    assert "spec.training.optimizer.name: 'lion'" in other.error()["message"]
+
+
 LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
     "1-rank": (1, {}),
     "shard-2": (2, {}),
@@ -130,10 +138,15 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
 }
 
 
-@pytest.mark.parametrize("layout", ["tensor-2", "shard-2-x-tensor-2"])
-def test_every_layout_resumes_to_the_bit(new_job: Callable[..., Job], layout: str) -> None:
+LION = {"training": {"optimizer": {"name": "lion", "learningRate": 1e-4}, "schedule": {"kind": "wsd"}}}
+
+
+@pytest.mark.parametrize(
+    ("layout", "more"), [("tensor-2", {}), ("shard-2-x-tensor-2", {}), ("shard-2", LION)], ids=["t2", "s2t2", "lion"]
+)
+def test_every_layout_resumes_to_the_bit(new_job: Callable[..., Job], layout: str, more: dict[str, Any]) -> None:
     ranks, parallelism = LAYOUTS[layout]
-    changes = {"parallelism": parallelism}
+    changes = merged({"parallelism": parallelism}, more)
     whole, halves = new_job("whole", **TWELVE), new_job("halves", **TWELVE)
     _finish(whole, ranks, changes=changes)
     gang = halves.launch(ranks, changes=changes)

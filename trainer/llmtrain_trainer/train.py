@@ -21,8 +21,8 @@ from llmtrain_trainer.errors import NumericsError
 from llmtrain_trainer.metrics.report import Reporter, StepRecord, memory_bytes
 from llmtrain_trainer.metrics.timer import StepTimer
 from llmtrain_trainer.model.transformer import Transformer, loss_sum, rotary_tables
-from llmtrain_trainer.optim.adamw import ShardedAdamW
 from llmtrain_trainer.optim.schedule import learning_rate
+from llmtrain_trainer.optim.sharded import ShardedOptimizer
 from llmtrain_trainer.parallel import apply
 from llmtrain_trainer.parallel.mesh import group_of
 from llmtrain_trainer.parallel.pieces import pieces_of, squared_norm
@@ -132,7 +132,7 @@ class Trainer:
         apply.materialise(self.model, config.device)
         self.rotary = rotary_tables(config.dimensions, config.device)
         pieces = pieces_of(self.model, self.cuts, self.shape)
-        self.optimizer = ShardedAdamW(self.model, pieces, self.training.optimizer)
+        self.optimizer = ShardedOptimizer(self.model, pieces, self.training.optimizer.decided())
 
     def _step(self, position: Position) -> tuple[Position, bool]:
         """Make one optimizer step. Returns where training stands after it, and whether to stop."""

@@ -60,8 +60,8 @@ FROZEN = (
     _frozen(
         "the learning rate",
         "spec.training.optimizer",
-        {"learningRate": 1.5e-6},
-        "1.5e-06 is refused; allowed: 0.0003",
+        {"learningRate": 0.25},
+        "0.25 is refused; allowed: nothing",
         blamed="spec.training.optimizer.learningRate",
     ),
     _frozen(

@@ -19,6 +19,7 @@ FLOATS = {
     "spec.training.optimizer.weightDecay": "a ratio of the algorithm, as in the paper",
     "spec.training.optimizer.gradientClipNorm": "a norm, as in every training script",
     "spec.training.schedule.minLearningRateRatio": "a ratio",
+    "spec.training.schedule.decayFraction": "a ratio",
 }
 """The only fields that hold fractions, and why: they are the trainer's, and no controller compares or rounds them."""
 OPEN = re.compile(r"spec\.workers\.template\.spec\.\w+")

@@ -24,7 +24,7 @@ from llmtrain_trainer.checkpoint.store import CheckpointStore, Resume
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.distributed import COLLECTIVE_TIMEOUT, Ranks
 from llmtrain_trainer.errors import CheckpointError
-from llmtrain_trainer.optim.adamw import ShardedAdamW
+from llmtrain_trainer.optim.sharded import ShardedOptimizer
 
 log = logging.getLogger(__name__)
 
@@ -102,12 +102,14 @@ class CheckpointManager:
             self.committed = Committed(resume.manifest.step, resume.manifest.created_at)
         return resume
 
-    def restore(self, manifest: Manifest, optimizer: ShardedAdamW) -> Position:
+    def restore(self, manifest: Manifest, optimizer: ShardedOptimizer) -> Position:
         """Load a verified checkpoint into the live model and optimizer.
 
         Raises:
+            UserError: it was made by another optimizer.
             CheckpointError: it cannot be loaded.
         """
+        states.check_optimizer(manifest, optimizer.name)
         launch = self._config.launch
         if manifest.spec_fingerprint != spec_fingerprint(self._config):
             log.warning("the spec has changed since the checkpoint of step %d was made", manifest.step)
@@ -119,7 +121,7 @@ class CheckpointManager:
         states.restore(folder, manifest, optimizer, rank=launch.global_rank, same_layout=then == now)
         return Position(manifest.step, manifest.samples, manifest.loss)
 
-    def save(self, position: Position, optimizer: ShardedAdamW) -> None:
+    def save(self, position: Position, optimizer: ShardedOptimizer) -> None:
         """Copy the state, and write it in the background. Waits first for a save that is still being written.
 
         Raises:
@@ -245,6 +247,7 @@ class CheckpointManager:
             world_size=launch.world_size,
             replicate=self._config.shape.dp_replicate,
             tensor=self._config.shape.tp,
+            optimizer=self._config.spec.training.optimizer.name,
             model=self._config.dimensions,
             spec_fingerprint=spec_fingerprint(self._config),
             data_fingerprint=self.data_fingerprint,

@@ -17,19 +17,18 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from llmtrain_api.presets import ModelDimensions
 from llmtrain_trainer.checkpoint.manifest import Manifest
 from llmtrain_trainer.errors import CheckpointError, UserError
-from llmtrain_trainer.optim.adamw import ShardedAdamW
+from llmtrain_trainer.optim.sharded import ShardedOptimizer
 from llmtrain_trainer.parallel.pieces import Piece
 
 log = logging.getLogger(__name__)
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def tensors(optimizer: ShardedAdamW) -> dict[str, Tensor]:
+def tensors(optimizer: ShardedOptimizer) -> dict[str, Tensor]:
     """Return every sharded tensor of the training state by name, as this rank's pieces in the live memory."""
     return {name: piece.describe(local) for name, (piece, local) in _locals(optimizer).items()}
 
 
-def snapshot(optimizer: ShardedAdamW, rank: int) -> dict[str, Any]:
+def snapshot(optimizer: ShardedOptimizer, rank: int) -> dict[str, Any]:
     """Return a copy of the state in host memory, which training can no longer change."""
     state: dict[str, Any] = {}
     for name, (piece, local) in _locals(optimizer).items():
@@ -45,7 +44,7 @@ def random_state(rank: int) -> dict[str, Tensor]:
     return state
 
 
-def restore(folder: Path, manifest: Manifest, optimizer: ShardedAdamW, *, rank: int, same_layout: bool) -> None:
+def restore(folder: Path, manifest: Manifest, optimizer: ShardedOptimizer, *, rank: int, same_layout: bool) -> None:
     """Load a verified checkpoint into the live state. Needs no other rank: each reads what its own shards need.
 
     Raises:
@@ -61,8 +60,7 @@ def restore(folder: Path, manifest: Manifest, optimizer: ShardedAdamW, *, rank: 
         raise CheckpointError(f"{folder} verifies but cannot be loaded: {first_problem(error)}") from error
     except (RuntimeError, KeyError, ValueError, OSError) as error:
         raise CheckpointError(f"{folder} verifies but cannot be loaded: {error}") from error
-    for held in optimizer.inner.state.values():
-        held["step"].fill_(manifest.step)
+    optimizer.set_steps_done(manifest.step)
     if same_layout:
         torch.set_rng_state(generators[f"random.{rank}.cpu"])
         if (cuda := generators.get(f"random.{rank}.cuda")) is not None:
@@ -92,6 +90,22 @@ def check_model(manifest: Manifest, wanted: ModelDimensions) -> None:
             )
 
 
+def check_optimizer(manifest: Manifest, name: str) -> None:
+    """Refuse moments of another rule: they mean something else.
+
+    Raises:
+        UserError: the checkpoint was made by another optimizer.
+    """
+    if manifest.optimizer != name:
+        raise UserError(
+            "training.optimizer.name",
+            name,
+            f"the checkpoint of step {manifest.step} in the job's store was made by {manifest.optimizer}",
+            allowed=f"{manifest.optimizer}, as long as the job goes on from its checkpoints",
+            fix="set it back, or give the job a new checkpoint.store",
+        )
+
+
 def first_problem(error: CheckpointException) -> str:
     """Return in one line what went wrong, and where: torch's own text is a page of traces from every rank."""
     for rank, (cause, _) in sorted(error.failures.items()):
@@ -99,11 +113,11 @@ def first_problem(error: CheckpointException) -> str:
     return type(error).__name__
 
 
-def _locals(optimizer: ShardedAdamW) -> dict[str, tuple[Piece, Tensor]]:
+def _locals(optimizer: ShardedOptimizer) -> dict[str, tuple[Piece, Tensor]]:
     found: dict[str, tuple[Piece, Tensor]] = {}
     for name, shard in optimizer.shards.items():
         piece = optimizer.pieces[name]
         found[f"model.{name}"] = piece, shard
-        for moment in MOMENTS:
-            found[f"optimizer.{moment}.{name}"] = piece, optimizer.inner.state[shard][moment]
+        for moment, local in optimizer.moments(name).items():
+            found[f"optimizer.{moment}.{name}"] = piece, local
     return found
