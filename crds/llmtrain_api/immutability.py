@@ -24,7 +24,7 @@ _WORDS = {
     "spec": ("managedBy",),
     "spec.workers": ("device", "image"),
     "spec.workers.accelerator": ("resource", "count"),
-    "spec.parallelism": ("replicate", "tensor", "zeroStage", "recompute"),
+    "spec.parallelism": ("replicate", "tensor", "context", "zeroStage", "recompute"),
     "spec.training": ("steps", "globalBatchSize", "microBatchSize", "precision", "seed"),
     "spec.training.optimizer": ("name", "beta1", "epsilon", "gradientClipNorm"),
     "spec.training.schedule": ("kind", "warmupSteps", "minLearningRateRatio", "decayFraction"),

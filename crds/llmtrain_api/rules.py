@@ -160,8 +160,11 @@ _REPLICAS = Term("self.workers.replicas", lambda s: s.now["workers"]["replicas"]
 _WORLD = Term(f"(self.workers.replicas * {_RANKS.cel})", lambda s: _REPLICAS.of(s) * _RANKS.of(s))
 _MICRO = Term("self.training.microBatchSize", lambda s: s.now["training"]["microBatchSize"])
 _TENSOR = Term("self.parallelism.tensor", lambda s: s.now["parallelism"]["tensor"])
-_LEFT = Term(f"({_WORLD.cel} / {_TENSOR.cel})", lambda s: _WORLD.of(s) // _TENSOR.of(s))
-"""Ranks that read different samples: those that the tensor axis leaves."""
+_CONTEXT = Term("self.parallelism.context", lambda s: s.now["parallelism"]["context"])
+_AXES = Term(f"({_TENSOR.cel} * {_CONTEXT.cel})", lambda s: _TENSOR.of(s) * _CONTEXT.of(s))
+"""Ranks that work on the same samples."""
+_LEFT = Term(f"({_WORLD.cel} / {_AXES.cel})", lambda s: _WORLD.of(s) // _AXES.of(s))
+"""Ranks that read different samples."""
 _UNIT = Term(f"({_LEFT.cel} * {_MICRO.cel})", lambda s: _LEFT.of(s) * _MICRO.of(s))
 _BATCH = Term("self.training.globalBatchSize", lambda s: s.now["training"]["globalBatchSize"])
 _NEXT_BATCH = Term(
@@ -171,21 +174,50 @@ _NEXT_BATCH = Term(
 _SHAPE_READS = ("workers.replicas", "workers.ranksPerWorker", "workers.accelerator.count")
 
 
-def _tensor_fits(s: Scope) -> bool:
-    return bool(_TENSOR.of(s) >= 1 and _WORLD.of(s) % _TENSOR.of(s) == 0)
+def _axes_fit(s: Scope) -> bool:
+    return bool(_AXES.of(s) >= 1 and _WORLD.of(s) % _AXES.of(s) == 0)
 
 
-_TENSOR_MISFIT = f"{_TENSOR.cel} < 1 || {_WORLD.cel} % {_TENSOR.cel} != 0"
+_AXES_MISFIT = f"{_AXES.cel} < 1 || {_WORLD.cel} % {_AXES.cel} != 0"
 _TENSOR_DIVIDES_WORLD = Rule(
     at="spec",
     field="parallelism.tensor",
     reads=("parallelism.tensor", *_SHAPE_READS),
     cel=f"{_TENSOR.cel} < 1 || {_WORLD.cel} % {_TENSOR.cel} == 0",
-    holds=lambda s: _TENSOR.of(s) < 1 or _tensor_fits(s),
+    holds=lambda s: _TENSOR.of(s) < 1 or _WORLD.of(s) % _TENSOR.of(s) == 0,
     value=_TENSOR,
     allowed="a divisor of the number of ranks, {world} (workers.replicas {replicas} x {ranks} ranks)",
     fix="change parallelism.tensor, workers.replicas or workers.ranksPerWorker",
     terms={"world": _WORLD, "replicas": _REPLICAS, "ranks": _RANKS},
+)
+_CONTEXT_DIVIDES_WORLD = Rule(
+    at="spec",
+    field="parallelism.context",
+    reads=("parallelism.context", "parallelism.tensor", *_SHAPE_READS),
+    cel=f"{_CONTEXT.cel} < 1 || {_TENSOR.cel} < 1 || {_WORLD.cel} % {_TENSOR.cel} != 0"
+    f" || {_WORLD.cel} % {_AXES.cel} == 0",
+    holds=lambda s: (
+        _CONTEXT.of(s) < 1 or _TENSOR.of(s) < 1 or _WORLD.of(s) % _TENSOR.of(s) != 0 or _WORLD.of(s) % _AXES.of(s) == 0
+    ),
+    value=_CONTEXT,
+    allowed="a divisor of the number of ranks, {world} (workers.replicas {replicas} x {ranks} ranks),"
+    " by tensor {tensor}",
+    fix="change parallelism.context, workers.replicas or workers.ranksPerWorker",
+    terms={"world": _WORLD, "replicas": _REPLICAS, "ranks": _RANKS, "tensor": _TENSOR},
+)
+_LENGTH = _dimension("sequenceLength", "self.model")
+_CONTEXT_CUTS_SEQUENCE = Rule(
+    at="spec",
+    field="parallelism.context",
+    reads=("parallelism.context", "parallelism.tensor", "model.preset", "model.sequenceLength"),
+    cel=f"{_CONTEXT.cel} < 2 || {_TENSOR.cel} < 1 || !{_known_cel('self.model')} || {_LENGTH.cel} % {_AXES.cel} == 0",
+    holds=lambda s: (
+        _CONTEXT.of(s) < 2 or _TENSOR.of(s) < 1 or not _known(Scope(s.now["model"])) or _LENGTH.of(s) % _AXES.of(s) == 0
+    ),
+    value=_CONTEXT,
+    allowed="a number that times tensor ({tensor}) divides the model's sequenceLength ({length})",
+    fix="choose another, or change model.sequenceLength",
+    terms={"tensor": _TENSOR, "length": _LENGTH},
 )
 _CUT = {name: _dimension(name, "self.model") for name in ("heads", "kvHeads", "ffnDim", "vocabSize", "sequenceLength")}
 """Dimensions that the tensor axis cuts."""
@@ -214,29 +246,36 @@ _REPLICATE = Term("self.parallelism.replicate", lambda s: s.now["parallelism"]["
 _REPLICATE_DIVIDES_WORLD = Rule(
     at="spec",
     field="parallelism.replicate",
-    reads=("parallelism.replicate", "parallelism.tensor", *_SHAPE_READS),
-    cel=f"{_REPLICATE.cel} < 1 || {_TENSOR_MISFIT} || {_LEFT.cel} % {_REPLICATE.cel} == 0",
-    holds=lambda s: _REPLICATE.of(s) < 1 or not _tensor_fits(s) or _LEFT.of(s) % _REPLICATE.of(s) == 0,
+    reads=("parallelism.replicate", "parallelism.tensor", "parallelism.context", *_SHAPE_READS),
+    cel=f"{_REPLICATE.cel} < 1 || {_AXES_MISFIT} || {_LEFT.cel} % {_REPLICATE.cel} == 0",
+    holds=lambda s: _REPLICATE.of(s) < 1 or not _axes_fit(s) or _LEFT.of(s) % _REPLICATE.of(s) == 0,
     value=_REPLICATE,
-    allowed="a divisor of {left}: the ranks, {world} (workers.replicas {replicas} x {ranks} ranks), by tensor {tensor}",
+    allowed="a divisor of {left}: the ranks, {world} (workers.replicas {replicas} x {ranks} ranks),"
+    " by tensor x context {axes}",
     fix="change parallelism.replicate, workers.replicas or workers.ranksPerWorker",
-    terms={"left": _LEFT, "world": _WORLD, "replicas": _REPLICAS, "ranks": _RANKS, "tensor": _TENSOR},
+    terms={"left": _LEFT, "world": _WORLD, "replicas": _REPLICAS, "ranks": _RANKS, "axes": _AXES},
 )
 _BATCH_IS_SHARED_OUT = Rule(
     at="spec",
     field="training.globalBatchSize",
-    reads=("training.globalBatchSize", "training.microBatchSize", "parallelism.tensor", *_SHAPE_READS),
-    cel=f"{_TENSOR_MISFIT} || {_UNIT.cel} < 1 || {_BATCH.cel} % {_UNIT.cel} == 0",
-    holds=lambda s: not _tensor_fits(s) or _UNIT.of(s) < 1 or _BATCH.of(s) % _UNIT.of(s) == 0,
+    reads=(
+        "training.globalBatchSize",
+        "training.microBatchSize",
+        "parallelism.tensor",
+        "parallelism.context",
+        *_SHAPE_READS,
+    ),
+    cel=f"{_AXES_MISFIT} || {_UNIT.cel} < 1 || {_BATCH.cel} % {_UNIT.cel} == 0",
+    holds=lambda s: not _axes_fit(s) or _UNIT.of(s) < 1 or _BATCH.of(s) % _UNIT.of(s) == 0,
     value=_BATCH,
-    allowed="a multiple of {unit} (workers.replicas {replicas} x {ranks} ranks / tensor {tensor}"
+    allowed="a multiple of {unit} (workers.replicas {replicas} x {ranks} ranks / tensor x context {axes}"
     " x microBatchSize {micro})",
     fix="use {next}, or change the number of ranks or microBatchSize",
     terms={
         "unit": _UNIT,
         "replicas": _REPLICAS,
         "ranks": _RANKS,
-        "tensor": _TENSOR,
+        "axes": _AXES,
         "micro": _MICRO,
         "next": _NEXT_BATCH,
     },
@@ -324,6 +363,8 @@ RULES: tuple[Rule, ...] = (
     _RANK_HAS_ITS_OWN,
     _TENSOR_DIVIDES_WORLD,
     _TENSOR_CUTS_MODEL,
+    _CONTEXT_DIVIDES_WORLD,
+    _CONTEXT_CUTS_SEQUENCE,
     _REPLICATE_DIVIDES_WORLD,
     _BATCH_IS_SHARED_OUT,
     _WARMUP_ENDS,

@@ -141,6 +141,8 @@ class Parallelism(ApiModel):
 
     tensor: Annotated[int, Field(ge=1, le=64, json_schema_extra={"format": "int32"})] = 1
     """Tensor parallel with sequence parallel: ranks that share every matrix and every sequence. Keep it in one node."""
+    context: Annotated[int, Field(ge=1, le=64, json_schema_extra={"format": "int32"})] = 1
+    """Context parallel, for long sequences: each rank holds a part of every sequence; keys and values are shared."""
     replicate: Positive32 = 1
     """Outer data-parallel axis: copies of the sharded model (HSDP). Divides the number of ranks."""
     zero_stage: Literal[1, 2, 3] = 3

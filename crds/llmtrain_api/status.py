@@ -48,6 +48,8 @@ class Shape(LenientModel):
     """Ranks over which one copy is sharded."""
     tensor: Count32 = 1
     """Ranks that share every matrix."""
+    context: Count32 = 1
+    """Ranks that hold a part of every sequence each."""
     zero_stage: Count32
     """As spec.parallelism.zeroStage."""
 

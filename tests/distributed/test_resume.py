@@ -131,10 +131,10 @@ def test_the_moments_of_another_optimizer_are_refused(new_job: Callable[..., Job
 LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
     "1-rank": (1, {}),
     "shard-2": (2, {}),
-    "zero-1": (2, {"zeroStage": 1}),
     "replicate-2-x-shard-2": (4, {"replicate": 2}),
     "tensor-2": (2, {"tensor": 2}),
     "shard-2-x-tensor-2": (4, {"tensor": 2}),
+    "context-2-x-tensor-2": (4, {"context": 2, "tensor": 2}),
 }
 
 
@@ -142,7 +142,7 @@ LION = {"training": {"optimizer": {"name": "lion", "learningRate": 1e-4}, "sched
 
 
 @pytest.mark.parametrize(
-    ("layout", "more"), [("tensor-2", {}), ("shard-2-x-tensor-2", {}), ("shard-2", LION)], ids=["t2", "s2t2", "lion"]
+    ("layout", "more"), [("tensor-2", {}), ("context-2-x-tensor-2", {}), ("shard-2", LION)], ids=["t2", "c2t2", "lion"]
 )
 def test_every_layout_resumes_to_the_bit(new_job: Callable[..., Job], layout: str, more: dict[str, Any]) -> None:
     ranks, parallelism = LAYOUTS[layout]
@@ -155,6 +155,11 @@ def test_every_layout_resumes_to_the_bit(new_job: Callable[..., Job], layout: st
     gang.wait()
     _finish(halves, ranks, changes=changes)
     assert halves.losses() == whole.losses()
+
+
+def _axes(ranks: int, parallelism: dict[str, int]) -> tuple[int, ...]:
+    """Return what gives a rank its place, and so its random generators."""
+    return ranks, parallelism.get("tensor", 1), parallelism.get("context", 1)
 
 
 def test_every_layout_takes_over_the_checkpoints_of_every_other(new_job: Callable[..., Job], tmp_path: Path) -> None:
@@ -171,7 +176,7 @@ def test_every_layout_takes_over_the_checkpoints_of_every_other(new_job: Callabl
             shutil.copytree(saved.folder, taken.folder)
             resumed = _finish(taken, other_ranks, changes={"parallelism": other_parallelism})
             assert resumed.events("resumed")[0]["step"] == 6
-            same_layout = (ranks, parallelism.get("tensor")) == (other_ranks, other_parallelism.get("tensor"))
+            same_layout = _axes(ranks, parallelism) == _axes(other_ranks, other_parallelism)
             assert ("random generators start anew" in resumed.output()) != same_layout
             for found, expected in zip(taken.losses(), same.losses(), strict=True):
                 assert abs(found - expected) <= 5e-6, (before, after)

@@ -55,7 +55,12 @@ class RunConfig:
     def shape(self) -> ParallelShape:
         """How the ranks are laid out."""
         parallelism = self.spec.parallelism
-        return ParallelShape.of(self.launch.world_size, replicate=parallelism.replicate, tensor=parallelism.tensor)
+        return ParallelShape.of(
+            self.launch.world_size,
+            replicate=parallelism.replicate,
+            tensor=parallelism.tensor,
+            context=parallelism.context,
+        )
 
     @cached_property
     def micro_batches_per_step(self) -> int:

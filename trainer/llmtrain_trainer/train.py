@@ -24,6 +24,7 @@ from llmtrain_trainer.model.transformer import Transformer, loss_sum, rotary_tab
 from llmtrain_trainer.optim.schedule import learning_rate
 from llmtrain_trainer.optim.sharded import ShardedOptimizer
 from llmtrain_trainer.parallel import apply
+from llmtrain_trainer.parallel.context import own_part, spread_context
 from llmtrain_trainer.parallel.mesh import group_of
 from llmtrain_trainer.parallel.pieces import pieces_of, squared_norm
 from llmtrain_trainer.parallel.recompute import recompute
@@ -126,11 +127,15 @@ class Trainer:
             self.model = Transformer(config.dimensions)
             self.tensor_group = group_of(mesh, "tp")
             self.cuts = cut_model(self.model, self.tensor_group) if self.tensor_group else {}
+        self.context_group = group_of(mesh, "cp")
+        if self.context_group:
+            spread_context(self.model, self.context_group)
         recompute(self.model, parallelism.recompute)
         self.zero_stage = parallelism.zero_stage
         self.sharded = apply.shard(self.model, mesh, precision=self.training.precision, zero_stage=self.zero_stage)
         apply.materialise(self.model, config.device)
-        self.rotary = rotary_tables(config.dimensions, config.device)
+        cosine, sine = rotary_tables(config.dimensions, config.device)
+        self.rotary = self._own(cosine, dim=0), self._own(sine, dim=0)
         pieces = pieces_of(self.model, self.cuts, self.shape)
         self.optimizer = ShardedOptimizer(self.model, pieces, self.training.optimizer.decided())
 
@@ -166,7 +171,7 @@ class Trainer:
         total = torch.zeros((), device=device)
         for number, (inputs, targets) in enumerate(self.data.loader.step(consumed, self.plan, self.data_rank), 1):
             apply.at_micro_batch(self.sharded, last=number == self.plan.micro_batches, zero_stage=self.zero_stage)
-            inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+            inputs, targets = (self._own(t, dim=1).to(device, non_blocking=True) for t in (inputs, targets))
             self.timer.mark("data_loading")
             loss = self._loss_sum(self.model(inputs, self.rotary), targets) / self.config.tokens_per_step
             self.timer.mark("forward")
@@ -174,6 +179,10 @@ class Trainer:
             total += loss.detach()
             self.timer.mark("backward")
         return total
+
+    def _own(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return this rank's part of the sequence, which lies along `dim`."""
+        return own_part(whole, self.context_group, dim) if self.context_group else whole
 
     def _loss_sum(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if self.tensor_group:

@@ -54,8 +54,9 @@ def wanted_shape(observed: Observed) -> Shape:
         world_size=world,
         replicate=parallelism.replicate,
         tensor=parallelism.tensor,
+        context=parallelism.context,
         # At least 1: a spec that breaks the rules is blocked, but its status must still be one.
-        shard=max(1, world // (parallelism.replicate * parallelism.tensor)),
+        shard=max(1, world // (parallelism.replicate * parallelism.tensor * parallelism.context)),
         zero_stage=parallelism.zero_stage,
     )
 

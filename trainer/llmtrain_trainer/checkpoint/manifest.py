@@ -43,6 +43,7 @@ class Manifest(ApiModel):
     world_size: int
     replicate: int
     tensor: int = 1
+    context: int = 1
     optimizer: str = "adamw"
     model: ModelDimensions
     spec_fingerprint: str

@@ -3,7 +3,7 @@
 Shape suffixes:
     B  sequences in the micro-batch      L  tokens per sequence       D  width of the residual stream
     H  query heads                       K  key/value heads           E  width of one head (D / H)
-    F  width of the feed-forward         V  vocabulary
+    F  width of the feed-forward         V  vocabulary                S  keys that queries may see
 
 Sources: Touvron et al. 2023 (LLaMA, arXiv:2302.13971), Zhang and Sennrich 2019 (RMSNorm), Su et al. 2021 (RoPE),
 Ainslie et al. 2023 (GQA), Shazeer 2020 (SwiGLU).
@@ -11,7 +11,7 @@ Ainslie et al. 2023 (GQA), Shazeer 2020 (SwiGLU).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 import torch
@@ -53,6 +53,20 @@ def rotate(x_BLHE: Tensor, cos_LE: Tensor, sin_LE: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BLHE.dtype)
 
 
+def attend(q_BLHE: Tensor, k_BSKE: Tensor, v_BSKE: Tensor, mask_LS: Tensor | None = None) -> Tensor:
+    """Return grouped-query attention [B, L, H, E] over S keys: causal, or what `mask_LS` allows."""
+    q_BHLE, k_BKSE, v_BKSE = (x.transpose(1, 2) for x in (q_BLHE, k_BSKE, v_BSKE))
+    repeat = q_BHLE.shape[1] // k_BKSE.shape[1]
+    if repeat > 1 and not q_BHLE.is_cuda:
+        # The CPU's flash kernel takes no groups; without this, torch falls back to materialising the scores.
+        k_BKSE, v_BKSE = k_BKSE.repeat_interleave(repeat, dim=1), v_BKSE.repeat_interleave(repeat, dim=1)
+        repeat = 1
+    o_BHLE = functional.scaled_dot_product_attention(
+        q_BHLE, k_BKSE, v_BKSE, attn_mask=mask_LS, is_causal=mask_LS is None, enable_gqa=repeat > 1
+    )
+    return o_BHLE.transpose(1, 2)
+
+
 class Attention(nn.Module):
     """Causal grouped-query attention."""
 
@@ -63,20 +77,15 @@ class Attention(nn.Module):
         self.wk = nn.Linear(dims.dim, dims.kv_heads * dims.head_dim, bias=False)
         self.wv = nn.Linear(dims.dim, dims.kv_heads * dims.head_dim, bias=False)
         self.wo = nn.Linear(dims.heads * dims.head_dim, dims.dim, bias=False)
+        self.core: Callable[[Tensor, Tensor, Tensor], Tensor] = attend
+        """What mixes tokens: the only part that must see keys of the whole sequence."""
 
     def forward(self, x_BLD: Tensor, cos_LE: Tensor, sin_LE: Tensor) -> Tensor:
         B, L, _ = x_BLD.shape
-        q_BHLE = rotate(self.wq(x_BLD).view(B, L, self.heads, self.head_dim), cos_LE, sin_LE).transpose(1, 2)
-        k_BKLE = rotate(self.wk(x_BLD).view(B, L, self.kv_heads, self.head_dim), cos_LE, sin_LE).transpose(1, 2)
-        v_BKLE = self.wv(x_BLD).view(B, L, self.kv_heads, self.head_dim).transpose(1, 2)
-        grouped = self.kv_heads != self.heads
-        if grouped and not x_BLD.is_cuda:
-            # The CPU's flash kernel takes no groups; without this, torch falls back to materialising the scores.
-            repeat = self.heads // self.kv_heads
-            k_BKLE, v_BKLE = k_BKLE.repeat_interleave(repeat, dim=1), v_BKLE.repeat_interleave(repeat, dim=1)
-            grouped = False
-        o_BHLE = functional.scaled_dot_product_attention(q_BHLE, k_BKLE, v_BKLE, is_causal=True, enable_gqa=grouped)
-        return self.wo(o_BHLE.transpose(1, 2).reshape(B, L, self.heads * self.head_dim))
+        q_BLHE = rotate(self.wq(x_BLD).view(B, L, self.heads, self.head_dim), cos_LE, sin_LE)
+        k_BLKE = rotate(self.wk(x_BLD).view(B, L, self.kv_heads, self.head_dim), cos_LE, sin_LE)
+        v_BLKE = self.wv(x_BLD).view(B, L, self.kv_heads, self.head_dim)
+        return self.wo(self.core(q_BLHE, k_BLKE, v_BLKE).reshape(B, L, self.heads * self.head_dim))
 
 
 class FeedForward(nn.Module):

@@ -1,4 +1,5 @@
-"""What is done to the plain model so that ranks share it, in this order: tensor parallel, recomputation, FSDP2.
+"""What is done to the plain model so that ranks share it, in this order: tensor parallel, context
+parallel, recomputation, FSDP2.
 
 Later stages slot in between: expert parallel before recomputation, compile after it.
 """
@@ -33,10 +34,11 @@ def shard(model: Transformer, mesh: DeviceMesh, *, precision: str, zero_stage: L
         reduce_dtype=torch.float32,
         cast_forward_inputs=False,  # the residual stream has the type already, and the rotary tables must stay fp32
     )
+    where = data_mesh(mesh)
     for block in model.blocks():
-        fully_shard(block, mesh=data_mesh(mesh), reshard_after_forward=zero_stage == 3, mp_policy=policy)
+        fully_shard(block, mesh=where, reshard_after_forward=zero_stage == 3, mp_policy=policy)
     # Backward begins with the root's own parameters (the output), so freeing them after forward would only cost.
-    root = fully_shard(model, mesh=data_mesh(mesh), reshard_after_forward=False, mp_policy=policy)
+    root = fully_shard(model, mesh=where, reshard_after_forward=False, mp_policy=policy)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

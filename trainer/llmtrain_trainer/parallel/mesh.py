@@ -26,14 +26,14 @@ class ParallelShape:
     tp: int = 1
 
     @classmethod
-    def of(cls, world_size: int, *, replicate: int = 1, tensor: int = 1) -> ParallelShape:
+    def of(cls, world_size: int, *, replicate: int = 1, tensor: int = 1, context: int = 1) -> ParallelShape:
         """Return the shape in which what is left over is sharded. This is the one place that says what is legal.
 
         Raises:
             UserError: the ranks cannot be laid out so.
         """
         left = world_size
-        for field, degree in (("tensor", tensor), ("replicate", replicate)):
+        for field, degree in (("tensor", tensor), ("context", context), ("replicate", replicate)):
             if left % degree:
                 divisors = [n for n in range(1, left + 1) if left % n == 0]
                 raise UserError(
@@ -44,14 +44,23 @@ class ParallelShape:
                     fix="choose one of them, or change workers.replicas or workers.ranksPerWorker",
                 )
             left //= degree
-        return cls(dp_replicate=replicate, dp_shard=left, tp=tensor)
+        return cls(dp_replicate=replicate, dp_shard=left, cp=context, tp=tensor)
 
     def check(self, dims: ModelDimensions) -> None:
         """Refuse a model that cannot be cut so.
 
         Raises:
-            UserError: naming the first dimension that the tensor axis does not divide, and the degrees that are legal.
+            UserError: naming the first dimension that an axis does not divide, and the degrees that are legal.
         """
+        if dims.sequence_length % (self.tp * self.cp) and not dims.sequence_length % self.tp:
+            per_rank = dims.sequence_length // self.tp
+            raise UserError(
+                "parallelism.context",
+                self.cp,
+                f"model.sequenceLength is {dims.sequence_length}: no multiple of tensor {self.tp} x context {self.cp}",
+                allowed=f"a divisor of {per_rank}",
+                fix="choose one, or change model.sequenceLength",
+            )
         cut = ("heads", "kv_heads", "ffn_dim", "vocab_size", "sequence_length")
         for dimension in cut:
             value = getattr(dims, dimension)
@@ -90,9 +99,12 @@ class ParallelShape:
 
 
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the part over which FSDP works: [dp_replicate, dp_shard] (HSDP) or [dp_shard]."""
+    """Return the part over which FSDP works: [dp_replicate, shard] (HSDP) or [shard], shard being dp_shard and cp."""
     names = mesh.mesh_dim_names or ()
-    return mesh["dp_replicate", "dp_shard"] if "dp_replicate" in names else mesh["dp_shard"]
+    shard = mesh["dp_shard", "cp"]._flatten("dp_shard_cp") if "cp" in names else mesh["dp_shard"]
+    if "dp_replicate" not in names:
+        return shard
+    return mesh["dp_replicate", "dp_shard_cp" if "cp" in names else "dp_shard"]
 
 
 def group_of(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:

@@ -61,6 +61,15 @@ def test_a_model_that_cannot_be_cut_is_told_how_it_could(changes: dict[str, int]
         shape.check(dims.model_copy(update=changes))
 
 
+def test_context_cuts_what_tensor_leaves_of_the_sequence() -> None:
+    dims = ModelDimensions(dim=48, layers=2, heads=12, kv_heads=12, ffn_dim=48, vocab_size=264, sequence_length=12)
+    shape = ParallelShape.of(16, tensor=2, context=2)
+    shape.check(dims)
+    assert (shape.data_ranks, shape.active_axes()) == (4, {"dp_shard": 4, "cp": 2, "tp": 2})
+    with pytest.raises(UserError, match=r"parallelism\.context: 8: .*; allowed: a divisor of 6;"):
+        ParallelShape.of(16, tensor=2, context=8).check(dims)
+
+
 def test_ranks_that_share_a_sample_lie_innermost() -> None:
     shape = ParallelShape(pp=2, dp_replicate=2, dp_shard=2, cp=1, tp=2)
     assert [shape.data_index(rank) for rank in range(16)] == [0, 0, 1, 1, 2, 2, 3, 3] * 2

@@ -1,0 +1,44 @@
+"""Context parallel: each rank holds a consecutive part of every sequence, and gathers the others' keys and values.
+
+Everything but attention works token by token. Keys and values of grouped-query attention are a fraction of the
+activations, and causal attention needs those of earlier parts only, so all are gathered in one message and masked
+(Dubey et al. 2024, Llama 3, arXiv:2407.21783, section 3.3.2). Backward sums the ranks' gradients of keys and values.
+torch's own context_parallel has no sharding rule for attention on a CPU (research, e').
+
+Each rank's parameters see a part of the tokens, as in data parallel: FSDP shards over this axis too.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from llmtrain_trainer.model.transformer import Transformer, attend
+from llmtrain_trainer.parallel.collectives import gather_sequence
+
+
+def spread_context(model: Transformer, group: dist.ProcessGroup) -> None:
+    """Let every layer's attention see the whole sequence, of which this rank holds part number `group.rank()`."""
+
+    def core(q_BLHE: Tensor, k_BLKE: Tensor, v_BLKE: Tensor) -> Tensor:
+        both_BSKE = gather_sequence(torch.cat((k_BLKE, v_BLKE), dim=2), group)
+        k_BSKE, v_BSKE = both_BSKE.chunk(2, dim=2)
+        return attend(q_BLHE, k_BSKE, v_BSKE, _mask(q_BLHE, group))
+
+    for block in model.blocks():
+        block.attention.core = core
+
+
+def own_part(whole: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+    """Return this rank's part along the sequence."""
+    length = whole.shape[dim] // group.size()
+    return whole.narrow(dim, group.rank() * length, length)
+
+
+def _mask(q_BLHE: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return which of all S keys each of the own L queries may see."""
+    length = q_BLHE.shape[1]
+    keys_S = torch.arange(length * group.size(), device=q_BLHE.device)
+    queries_L = torch.arange(length, device=q_BLHE.device) + group.rank() * length
+    return keys_S <= queries_L.unsqueeze(1)
