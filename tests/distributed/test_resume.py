@@ -180,3 +180,20 @@ def test_every_layout_takes_over_the_checkpoints_of_every_other(new_job: Callabl
             assert ("random generators start anew" in resumed.output()) != same_layout
             for found, expected in zip(taken.losses(), same.losses(), strict=True):
                 assert abs(found - expected) <= 5e-6, (before, after)
+
+
+def test_a_rank_without_a_row_of_some_parameters_saves_and_loads(new_job: Callable[..., Job]) -> None:
+    """Of the 16 rows of wk, five ranks hold three each, one holds one, and the last none."""
+    sevens: dict[str, Any] = {"training": {"steps": 6, "globalBatchSize": 7}, "checkpoint": {"everySteps": 3}}
+    alone, spread = new_job("alone", **sevens), new_job("spread", **sevens)
+    _finish(alone, 1)
+    _finish(spread, 7, changes={"training": {"steps": 3}})
+    for ranks, steps in ((1, 4), (7, 6)):
+        _finish(spread, ranks, changes={"training": {"steps": steps}})
+    assert len(spread.losses()) == 6
+    for step, (found, expected) in enumerate(zip(spread.losses(), alone.losses(), strict=True), 1):
+        assert step > 3 or abs(found - expected) <= 5e-6  # later the schedules differ
+    whole = new_job("whole", **sevens)
+    _finish(whole, 7)
+    for found, expected in zip(whole.losses(), alone.losses(), strict=True):
+        assert abs(found - expected) <= 5e-6
