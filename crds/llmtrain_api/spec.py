@@ -217,6 +217,9 @@ class Training(ApiModel):
     """Sequences per optimizer step, over all ranks. A multiple of ranks times microBatchSize."""
     micro_batch_size: Positive32 = 1
     """Sequences per forward pass of one rank; the rest is gradient accumulation."""
+    sync_every_micro_batches: Positive32 | None = None
+    """Gradient accumulation: micro-batches from one reduction of the gradient to the next. Default: one reduction for
+    the whole step, for the fewest messages; more of them keep less in memory, because what is reduced is sharded."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """Of parameters in compute; master weights, gradients' reduction and optimizer state stay fp32."""
     optimizer: Optimizer = Optimizer()

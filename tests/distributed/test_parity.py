@@ -16,6 +16,8 @@ FP32_LOSS = 1e-6
 FP32_NORM = 1e-5  # relative
 BF16_LOSS = 1e-3
 
+ALONE = ("globalBatchSize", "optimizer")
+"""Changes of training that one process has to make too."""
 BF16_LAYOUTS: list[tuple[int, dict[str, Any]]] = [
     (2, {}),
     (2, {"tensor": 2}),
@@ -49,6 +51,17 @@ LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("4 ranks, ZeRO-1, recompute full", 4, {"parallelism": {"zeroStage": 1, "recompute": "full"}}),
     ("4 ranks, ZeRO-2, context 2", 4, {"parallelism": {"zeroStage": 2, "context": 2}}),
     ("2 ranks, Lion, context 2", 2, {"parallelism": {"context": 2}, "training": {"optimizer": {"name": "lion"}}}),
+    ("2 ranks, reduced after 3 and 4 of 4", 2, {"training": {"syncEveryMicroBatches": 3}}),
+    (
+        "2 ranks, reduced each time, ZeRO-1",
+        2,
+        {"parallelism": {"zeroStage": 1}, "training": {"syncEveryMicroBatches": 1}},
+    ),
+    (
+        "4 ranks, HSDP 2x2, reduced each time",
+        4,
+        {"parallelism": {"replicate": 2}, "training": {"syncEveryMicroBatches": 1}},
+    ),
     ("2 ranks, replicated only", 2, {"parallelism": {"replicate": 2}}),
     ("4 ranks, bigger micro-batch", 4, {"training": {"microBatchSize": 2}}),
     ("4 ranks, HSDP 2x2, ZeRO-3", 4, {"parallelism": {"replicate": 2}}),
@@ -70,7 +83,7 @@ def _numbers(job: Job, world_size: int, changes: dict[str, Any]) -> list[tuple[f
 def test_every_layout_gives_the_losses_of_one_process(new_job: Callable[..., Job]) -> None:
     alone: dict[str, list[tuple[float, float, float]]] = {}
     for number, (name, world_size, changes) in enumerate(LAYOUTS):
-        same = {"training": {k: v for k, v in changes.get("training", {}).items() if k != "microBatchSize"}}
+        same = {"training": {k: v for k, v in changes.get("training", {}).items() if k in ALONE}}
         if str(same) not in alone:
             alone[str(same)] = _numbers(new_job(f"alone-{number}"), 1, same)
         expected = alone[str(same)]

@@ -165,12 +165,14 @@ class Trainer:
     def _forward_backward(self, consumed: int) -> torch.Tensor:
         """Accumulate the gradient of the mean loss over the global batch. Returns this rank's share of that mean.
 
-        Gradients are reduced with the last micro-batch only.
+        Gradients are reduced with the last micro-batch, and every training.syncEveryMicroBatches before it.
         """
-        device = self.config.device
+        device, period = self.config.device, self.training.sync_every_micro_batches or self.plan.micro_batches
         total = torch.zeros((), device=device)
         for number, (inputs, targets) in enumerate(self.data.loader.step(consumed, self.plan, self.data_rank), 1):
-            apply.at_micro_batch(self.sharded, last=number == self.plan.micro_batches, zero_stage=self.zero_stage)
+            last = number == self.plan.micro_batches
+            sync = last or number % period == 0
+            apply.at_micro_batch(self.sharded, sync=sync, last=last, zero_stage=self.zero_stage)
             inputs, targets = (self._own(t, dim=1).to(device, non_blocking=True) for t in (inputs, targets))
             self.timer.mark("data_loading")
             loss = self._loss_sum(self.model(inputs, self.rotary), targets) / self.config.tokens_per_step

@@ -139,6 +139,12 @@ MISTYPED = (
     Case("replicas 0", {"spec.workers.replicas": 0}, ("spec.workers.replicas",), ("0", "at least 1")),
     Case("micro-batch 0", {"spec.training.microBatchSize": 0}, ("spec.training.microBatchSize",), ("at least 1",)),
     Case("replicate 0", {"spec.parallelism.replicate": 0}, ("spec.parallelism.replicate",), ("at least 1",)),
+    Case(
+        "no micro-batch between reductions",
+        {"spec.training.syncEveryMicroBatches": 0},
+        ("spec.training.syncEveryMicroBatches",),
+        ("at least 1",),
+    ),
     Case("context 0", {"spec.parallelism.context": 0}, ("spec.parallelism.context",), ("at least 1",)),
     Case("tensor 0", {"spec.parallelism.tensor": 0}, ("spec.parallelism.tensor",), ("at least 1",)),
     Case("heads 0", {"spec.model.heads": 0}, ("spec.model.heads",), ("at least 1",)),

@@ -46,9 +46,9 @@ def shard(model: Transformer, mesh: DeviceMesh, *, precision: str, zero_stage: L
     return root
 
 
-def at_micro_batch(root: FSDPModule, *, last: bool, zero_stage: Literal[1, 2, 3]) -> None:
-    """Say whether the next backward is the step's last: only that one reduces gradients, and in stage 1 frees."""
-    root.set_requires_gradient_sync(last)
+def at_micro_batch(root: FSDPModule, *, sync: bool, last: bool, zero_stage: Literal[1, 2, 3]) -> None:
+    """Say whether the next backward reduces gradients, and whether it is the step's last, which in stage 1 frees."""
+    root.set_requires_gradient_sync(sync)
     if zero_stage == 1:
         root.set_reshard_after_backward(last)
         root.set_is_last_backward(last)
