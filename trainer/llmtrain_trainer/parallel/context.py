@@ -10,6 +10,8 @@ Each rank's parameters see a part of the tokens, as in data parallel: FSDP shard
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -21,10 +23,13 @@ from llmtrain_trainer.parallel.collectives import gather_sequence
 def spread_context(model: Transformer, group: dist.ProcessGroup) -> None:
     """Let every layer's attention see the whole sequence, of which this rank holds part number `group.rank()`."""
 
+    # The same for all layers, micro-batches and steps.
+    mask = cache(lambda length, device: _mask(length, device, group))
+
     def core(q_BLHE: Tensor, k_BLKE: Tensor, v_BLKE: Tensor) -> Tensor:
         both_BSKE = gather_sequence(torch.cat((k_BLKE, v_BLKE), dim=2), group)
         k_BSKE, v_BSKE = both_BSKE.chunk(2, dim=2)
-        return attend(q_BLHE, k_BSKE, v_BSKE, _mask(q_BLHE, group))
+        return attend(q_BLHE, k_BSKE, v_BSKE, mask(q_BLHE.shape[1], q_BLHE.device))
 
     for block in model.blocks():
         block.attention.core = core
@@ -36,9 +41,8 @@ def own_part(whole: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     return whole.narrow(dim, group.rank() * length, length)
 
 
-def _mask(q_BLHE: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return which of all S keys each of the own L queries may see."""
-    length = q_BLHE.shape[1]
-    keys_S = torch.arange(length * group.size(), device=q_BLHE.device)
-    queries_L = torch.arange(length, device=q_BLHE.device) + group.rank() * length
+def _mask(length: int, device: torch.device, group: dist.ProcessGroup) -> Tensor:
+    """Return which of all S keys each of the own L = `length` queries may see."""
+    keys_S = torch.arange(length * group.size(), device=device)
+    queries_L = torch.arange(length, device=device) + group.rank() * length
     return keys_S <= queries_L.unsqueeze(1)

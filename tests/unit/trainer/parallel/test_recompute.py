@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from llmtrain_api.presets import ModelDimensions
-from llmtrain_trainer.model.init import fill, standard_deviation
 from llmtrain_trainer.model.transformer import Transformer, loss_sum, rotary_tables
+from llmtrain_trainer.parallel.apply import initialise
+from llmtrain_trainer.parallel.mesh import ParallelShape
+from llmtrain_trainer.parallel.pieces import pieces_of
 from llmtrain_trainer.parallel.recompute import Recompute, recompute
 
 DIMS = ModelDimensions(dim=64, layers=4, heads=4, kv_heads=2, ffn_dim=192, vocab_size=320, sequence_length=64)
@@ -15,13 +17,7 @@ DIMS = ModelDimensions(dim=64, layers=4, heads=4, kv_heads=2, ffn_dim=192, vocab
 def _run(kind: Recompute, dtype: torch.dtype = torch.float32) -> tuple[float, list[torch.Tensor], int]:
     """Return loss, gradients, and the bytes that forward kept for backward (parameters aside, each storage once)."""
     model = Transformer(DIMS)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            std = standard_deviation(name, DIMS.layers)
-            if std is None:
-                p.fill_(1.0)
-            else:
-                fill(p, (0,) * p.ndim, tuple(p.shape), name=name, seed=1, std=std)
+    initialise(model, pieces_of(model, {}, ParallelShape()), seed=1)
     model.to(dtype)
     recompute(model, kind)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
