@@ -30,6 +30,15 @@ class ModelDimensions(ApiModel):
         layer = attention + 3 * self.dim * self.ffn_dim + 2 * self.dim
         return 2 * self.vocab_size * self.dim + self.layers * layer + self.dim
 
+    def layer_flops(self) -> int:
+        """Floating-point operations of one layer's forward pass, per token: matrices, and causal attention."""
+        matrices = self.dim * self.head_dim * (2 * self.heads + 2 * self.kv_heads) + 3 * self.dim * self.ffn_dim
+        return 2 * matrices + 2 * self.dim * self.sequence_length
+
+    def output_flops(self) -> int:
+        """Floating-point operations of the output matrix's forward pass, per token."""
+        return 2 * self.dim * self.vocab_size
+
 
 def _size(*numbers: int, rope_theta: float = 10_000.0) -> ModelDimensions:
     dim, layers, heads, kv_heads, ffn_dim, vocab_size, sequence_length = numbers

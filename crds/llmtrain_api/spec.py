@@ -136,6 +136,17 @@ class Model(ApiModel):
 MODEL_DIMENSION_FIELDS = ("dim", "layers", "heads", "kv_heads", "ffn_dim", "vocab_size", "sequence_length")
 
 
+PipelineSchedule = Literal["GPipe", "1F1B", "Interleaved1F1B", "ZBV", "DualPipeV"]
+STAGES_PER_RANK: dict[PipelineSchedule, int] = {
+    "GPipe": 1,
+    "1F1B": 1,
+    "Interleaved1F1B": 2,
+    "ZBV": 2,
+    "DualPipeV": 2,
+}
+"""Pipeline stages that each rank of the pipeline holds."""
+
+
 class Parallelism(ApiModel):
     """How the ranks share the model. What no axis takes is sharded."""
 
@@ -143,6 +154,11 @@ class Parallelism(ApiModel):
     """Tensor parallel with sequence parallel: ranks that share every matrix and every sequence. Keep it in one node."""
     context: Annotated[int, Field(ge=1, le=64, json_schema_extra={"format": "int32"})] = 1
     """Context parallel, for long sequences: each rank holds a part of every sequence; keys and values are shared."""
+    pipeline: Annotated[int, Field(ge=1, le=64, json_schema_extra={"format": "int32"})] = 1
+    """Pipeline parallel: groups of ranks that hold consecutive layers, and pass micro-batches on. Between nodes."""
+    pipeline_schedule: PipelineSchedule = "1F1B"
+    """The order in which stages work. `1F1B` and `GPipe`: one stage per rank. Two stages per rank, for smaller bubbles:
+    `Interleaved1F1B`, and `ZBV` and `DualPipeV`, which fill the bubbles with the gradients of weights."""
     replicate: Positive32 = 1
     """Outer data-parallel axis: copies of the sharded model (HSDP). Divides the number of ranks."""
     zero_stage: Literal[1, 2, 3] = 3

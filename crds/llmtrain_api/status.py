@@ -50,6 +50,8 @@ class Shape(LenientModel):
     """Ranks that share every matrix."""
     context: Count32 = 1
     """Ranks that hold a part of every sequence each."""
+    pipeline: Count32 = 1
+    """Ranks that hold consecutive layers each."""
     zero_stage: Count32
     """As spec.parallelism.zeroStage."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.ranks import Job
+from tests.support.ranks import Job, merged
 
 pytestmark = pytest.mark.distributed
 
@@ -17,12 +17,23 @@ FP32_NORM = 1e-5  # relative
 BF16_LOSS = 1e-3
 
 ALONE = ("globalBatchSize", "optimizer")
-"""Changes of training that one process has to make too."""
+"""Changes of training that one process has to make too; besides those of the model."""
+
+
+def _deep(pipeline: int, schedule: str = "1F1B", **parallelism: Any) -> dict[str, Any]:
+    """Enough layers and micro-batches for two stages per rank, in up to four ranks."""
+    wanted = {"pipeline": pipeline, "pipelineSchedule": schedule, **parallelism}
+    if schedule in ("ZBV", "DualPipeV"):
+        wanted["zeroStage"] = 2
+    return {"model": {"layers": 8}, "training": {"globalBatchSize": 16}, "parallelism": wanted}
+
+
 BF16_LAYOUTS: list[tuple[int, dict[str, Any]]] = [
     (2, {}),
     (2, {"tensor": 2}),
     (2, {"context": 2, "recompute": "selective"}),
     (4, {"tensor": 2, "context": 2, "recompute": "full"}),
+    (4, {"tensor": 2, "pipeline": 2}),
 ]
 LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("2 ranks, ZeRO-3, accumulation", 2, {}),
@@ -70,6 +81,18 @@ LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("4 ranks, tensor 2, ZeRO-3", 4, {"parallelism": {"tensor": 2}, "training": {"microBatchSize": 2}}),
     ("4 ranks, tensor 2, replicated", 4, {"parallelism": {"tensor": 2, "replicate": 2}}),
     ("3 ranks, nothing divides evenly", 3, {"training": {"globalBatchSize": 12}}),
+    ("2 ranks, pipeline 2, GPipe", 2, {"parallelism": {"pipeline": 2, "pipelineSchedule": "GPipe"}}),
+    ("4 ranks, pipeline 2 x shard 2, 1F1B, recompute full", 4, {"parallelism": {"pipeline": 2, "recompute": "full"}}),
+    ("8 ranks, pipeline 2 x shard 2 x tensor 2", 8, {"parallelism": {"pipeline": 2, "tensor": 2}}),
+    ("4 ranks, pipeline 2 x context 2, ZeRO-1", 4, {"parallelism": {"pipeline": 2, "context": 2, "zeroStage": 1}}),
+    ("4 ranks, pipeline 2 x replicate 2", 4, {"parallelism": {"pipeline": 2, "replicate": 2, "zeroStage": 2}}),
+    ("2 ranks, two stages each, interleaved", 2, _deep(2, "Interleaved1F1B")),
+    ("4 ranks, four uneven stages of 7 layers", 4, merged(_deep(4), {"model": {"layers": 7}})),
+    ("4 ranks, eight stages, interleaved", 4, _deep(4, "Interleaved1F1B")),
+    ("4 ranks, ZBV", 4, _deep(4, "ZBV")),
+    ("4 ranks, DualPipeV", 4, _deep(4, "DualPipeV")),
+    ("4 ranks, DualPipeV x tensor 2, recompute full", 4, _deep(2, "DualPipeV", tensor=2, recompute="full")),
+    ("8 ranks, ZBV x replicate 2 x context 2", 8, _deep(2, "ZBV", replicate=2, context=2)),
 ]
 
 
@@ -84,6 +107,7 @@ def test_every_layout_gives_the_losses_of_one_process(new_job: Callable[..., Job
     alone: dict[str, list[tuple[float, float, float]]] = {}
     for number, (name, world_size, changes) in enumerate(LAYOUTS):
         same = {"training": {k: v for k, v in changes.get("training", {}).items() if k in ALONE}}
+        same["model"] = changes.get("model", {})
         if str(same) not in alone:
             alone[str(same)] = _numbers(new_job(f"alone-{number}"), 1, same)
         expected = alone[str(same)]

@@ -135,6 +135,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
     "tensor-2": (2, {"tensor": 2}),
     "shard-2-x-tensor-2": (4, {"tensor": 2}),
     "context-2-x-tensor-2": (4, {"context": 2, "tensor": 2}),
+    "pipeline-2-x-shard-2": (4, {"pipeline": 2}),
 }
 
 
@@ -142,7 +143,9 @@ LION = {"training": {"optimizer": {"name": "lion", "learningRate": 1e-4}, "sched
 
 
 @pytest.mark.parametrize(
-    ("layout", "more"), [("tensor-2", {}), ("context-2-x-tensor-2", {}), ("shard-2", LION)], ids=["t2", "c2t2", "lion"]
+    ("layout", "more"),
+    [("tensor-2", {}), ("context-2-x-tensor-2", {}), ("pipeline-2-x-shard-2", {}), ("shard-2", LION)],
+    ids=["t2", "c2t2", "p2s2", "lion"],
 )
 def test_every_layout_resumes_to_the_bit(new_job: Callable[..., Job], layout: str, more: dict[str, Any]) -> None:
     ranks, parallelism = LAYOUTS[layout]
@@ -159,7 +162,7 @@ def test_every_layout_resumes_to_the_bit(new_job: Callable[..., Job], layout: st
 
 def _axes(ranks: int, parallelism: dict[str, int]) -> tuple[int, ...]:
     """Return what gives a rank its place, and so its random generators."""
-    return ranks, parallelism.get("tensor", 1), parallelism.get("context", 1)
+    return ranks, *(parallelism.get(axis, 1) for axis in ("tensor", "context", "pipeline"))
 
 
 def test_every_layout_takes_over_the_checkpoints_of_every_other(new_job: Callable[..., Job], tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ class RunConfig:
             replicate=parallelism.replicate,
             tensor=parallelism.tensor,
             context=parallelism.context,
+            pipeline=parallelism.pipeline,
         )
 
     @cached_property

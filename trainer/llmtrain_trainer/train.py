@@ -20,16 +20,10 @@ from llmtrain_trainer.distributed import Ranks
 from llmtrain_trainer.errors import NumericsError
 from llmtrain_trainer.metrics.report import Reporter, StepRecord, memory_bytes
 from llmtrain_trainer.metrics.timer import StepTimer
-from llmtrain_trainer.model.transformer import Transformer, loss_sum, rotary_tables
 from llmtrain_trainer.optim.schedule import learning_rate
 from llmtrain_trainer.optim.sharded import ShardedOptimizer
-from llmtrain_trainer.parallel import apply
-from llmtrain_trainer.parallel.context import own_part, spread_context
-from llmtrain_trainer.parallel.mesh import group_of
-from llmtrain_trainer.parallel.pieces import pieces_of, squared_norm
-from llmtrain_trainer.parallel.recompute import recompute
-from llmtrain_trainer.parallel.tensor import cut_model, sum_replicated
-from llmtrain_trainer.parallel.vocabulary import vocabulary_loss_sum
+from llmtrain_trainer.parallel.build import RankModel
+from llmtrain_trainer.parallel.pieces import squared_norm
 from llmtrain_trainer.stopping import StopRequest
 
 
@@ -110,43 +104,26 @@ class Trainer:
         if manifest is not None and manifest.step >= self.training.steps:
             return Position(manifest.step, manifest.samples, manifest.loss)
         with self.phases.phase("model"):
-            self._build()
+            torch.manual_seed(self.training.seed + self.config.launch.global_rank)
+            self.model = RankModel(self.config)
+            options = self.training.optimizer.decided()
+            self.optimizer = ShardedOptimizer(self.model.parameters, self.model.pieces, options)
         with self.phases.phase("checkpoint_load" if manifest else "initialise"):
             if manifest is None:
-                apply.initialise(self.model, self.optimizer.pieces, self.training.seed)
+                self.model.initialise()
                 return Position()
             position = self.checkpoints.restore(manifest, self.optimizer)
         self.reporter.event("resumed", step=position.step, skipped=list(self.resume.skipped))
         return position
 
-    def _build(self) -> None:
-        config, parallelism = self.config, self.config.spec.parallelism
-        torch.manual_seed(self.training.seed + config.launch.global_rank)
-        mesh = self.shape.build(config.device.type)
-        with torch.device("meta"):
-            self.model = Transformer(config.dimensions)
-            self.tensor_group = group_of(mesh, "tp")
-            self.cuts = cut_model(self.model, self.tensor_group) if self.tensor_group else {}
-        self.context_group = group_of(mesh, "cp")
-        if self.context_group:
-            spread_context(self.model, self.context_group)
-        recompute(self.model, parallelism.recompute)
-        self.zero_stage = parallelism.zero_stage
-        self.sharded = apply.shard(self.model, mesh, precision=self.training.precision, zero_stage=self.zero_stage)
-        apply.materialise(self.model, config.device)
-        cosine, sine = rotary_tables(config.dimensions, config.device)
-        self.rotary = self._own(cosine, dim=0), self._own(sine, dim=0)
-        pieces = pieces_of(self.model, self.cuts, self.shape)
-        self.optimizer = ShardedOptimizer(self.model, pieces, self.training.optimizer.decided())
-
     def _step(self, position: Position) -> tuple[Position, bool]:
         """Make one optimizer step. Returns where training stands after it, and whether to stop."""
         step = position.step + 1
         self.timer.start()
-        loss = self._forward_backward(position.samples)
+        batches = self.data.loader.step(position.samples, self.plan, self.data_rank)
+        loss = self.model.forward_backward(batches, self.timer)
         gradients = self.optimizer.gradients()
-        if self.tensor_group:
-            sum_replicated(gradients, self.cuts, self.tensor_group)
+        self.model.finish_gradients(gradients)
         agreed = self._agree(loss, gradients)
         self.timer.mark("sync_wait")
         if not (math.isfinite(agreed.loss) and math.isfinite(agreed.grad_norm)):
@@ -161,35 +138,6 @@ class Trainer:
         after = Position(step, position.samples + self.training.global_batch_size, agreed.loss)
         self._report(after, agreed, rate)
         return after, agreed.stop
-
-    def _forward_backward(self, consumed: int) -> torch.Tensor:
-        """Accumulate the gradient of the mean loss over the global batch. Returns this rank's share of that mean.
-
-        Gradients are reduced with the last micro-batch, and every training.syncEveryMicroBatches before it.
-        """
-        device, period = self.config.device, self.training.sync_every_micro_batches or self.plan.micro_batches
-        total = torch.zeros((), device=device)
-        for number, (inputs, targets) in enumerate(self.data.loader.step(consumed, self.plan, self.data_rank), 1):
-            last = number == self.plan.micro_batches
-            sync = last or number % period == 0
-            apply.at_micro_batch(self.sharded, sync=sync, last=last, zero_stage=self.zero_stage)
-            inputs, targets = (self._own(t, dim=1).to(device, non_blocking=True) for t in (inputs, targets))
-            self.timer.mark("data_loading")
-            loss = self._loss_sum(self.model(inputs, self.rotary), targets) / self.config.tokens_per_step
-            self.timer.mark("forward")
-            loss.backward()
-            total += loss.detach()
-            self.timer.mark("backward")
-        return total
-
-    def _own(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return this rank's part of the sequence, which lies along `dim`."""
-        return own_part(whole, self.context_group, dim) if self.context_group else whole
-
-    def _loss_sum(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if self.tensor_group:
-            return vocabulary_loss_sum(logits, targets, self.tensor_group)
-        return loss_sum(logits, targets)
 
     def _agree(self, loss: torch.Tensor, gradients: dict[str, torch.Tensor]) -> Agreement:
         """Sum loss, squared gradient norm and wish to stop over all ranks, in one float64 reduction.

@@ -50,13 +50,15 @@ def wanted_shape(observed: Observed) -> Shape:
     """Return the shape that the spec asks for."""
     spec = observed.job.spec
     world, parallelism = spec.world_size(), spec.parallelism
+    inner = parallelism.tensor * parallelism.context * parallelism.pipeline
     return Shape(
         world_size=world,
         replicate=parallelism.replicate,
         tensor=parallelism.tensor,
         context=parallelism.context,
+        pipeline=parallelism.pipeline,
         # At least 1: a spec that breaks the rules is blocked, but its status must still be one.
-        shard=max(1, world // (parallelism.replicate * parallelism.tensor * parallelism.context)),
+        shard=max(1, world // (parallelism.replicate * inner)),
         zero_stage=parallelism.zero_stage,
     )
 

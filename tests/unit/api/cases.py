@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.unit.api.cases_layout import LAYOUT_ACCEPTED, LAYOUT_MISTYPED, LAYOUT_REFUSED
 from tests.unit.api.cases_updates import FROZEN
 from tests.unit.api.manifests import ABSENT, Case
 
@@ -18,6 +19,7 @@ DIMENSIONS = {
 WITHOUT_LAYERS = {name: value for name, value in DIMENSIONS.items() if name != "layers"}
 
 ACCEPTED = (
+    *LAYOUT_ACCEPTED,
     Case("the base", {}),
     Case("an update that changes nothing", {}, old={}),
     Case("no replicas: one worker", {"spec.workers.replicas": ABSENT}),
@@ -80,6 +82,7 @@ ACCEPTED = (
 )
 
 MISTYPED = (
+    *LAYOUT_MISTYPED,
     Case("unknown field", {"spec.workers.replica": 2}, ("spec.workers.replica",), ("did you mean replicas?",)),
     Case("unknown field at the top of the spec", {"spec.traning": {}}, ("spec.traning",), ("training",)),
     Case(
@@ -220,6 +223,7 @@ MISTYPED = (
 )
 
 BROKEN_RULES = (
+    *LAYOUT_REFUSED,
     Case(
         "name too long",
         {"metadata.name": LONG_NAME},

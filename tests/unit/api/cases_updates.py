@@ -56,6 +56,8 @@ FROZEN = (
     _frozen("the model's replicas", "spec.parallelism.replicate", 2, "2 is refused; allowed: 1"),
     _frozen("the tensor axis", "spec.parallelism.tensor", 2, "2 is refused; allowed: 1"),
     _frozen("the context axis", "spec.parallelism.context", 2, "2 is refused; allowed: 1"),
+    _frozen("the pipeline", "spec.parallelism.pipeline", 2, "2 is refused; allowed: 1"),
+    _frozen("the schedule", "spec.parallelism.pipelineSchedule", "GPipe", "GPipe is refused; allowed: 1F1B"),
     _frozen("the reductions", "spec.training.syncEveryMicroBatches", 4, "4 is refused; allowed: nothing"),
     _frozen("recomputation", "spec.parallelism.recompute", "full", "full is refused; allowed: none"),
     _frozen("the steps", "spec.training.steps", 40, "40 is refused; allowed: 20"),

@@ -73,7 +73,8 @@ def test_a_problem_names_field_value_allowed_and_fix_in_one_line() -> None:
     assert (problem.path, problem.value) == ("spec.training.globalBatchSize", 10)
     assert str(problem) == (
         "spec.training.globalBatchSize: 10 is refused; allowed: a multiple of 4 (workers.replicas 2 x 2 ranks "
-        "/ tensor x context 1 x microBatchSize 1); fix: use 12, or change the number of ranks or microBatchSize"
+        "/ tensor x context x pipeline 1 x microBatchSize 1); fix: use 12, or change the number of ranks or "
+        "microBatchSize"
     )
 
 

@@ -117,8 +117,8 @@ class CheckpointManager:
             log.warning("the data has changed since the checkpoint of step %d: its order starts anew", manifest.step)
         folder = self._store.committed_path(manifest.step)
         shape = self._config.shape
-        then = manifest.world_size, manifest.tensor, manifest.context
-        now = shape.world_size, shape.tp, shape.cp
+        then = manifest.world_size, manifest.tensor, manifest.context, manifest.pipeline
+        now = shape.world_size, shape.tp, shape.cp, shape.pp
         states.restore(folder, manifest, optimizer, rank=launch.global_rank, same_layout=then == now)
         return Position(manifest.step, manifest.samples, manifest.loss)
 
@@ -249,6 +249,7 @@ class CheckpointManager:
             replicate=self._config.shape.dp_replicate,
             tensor=self._config.shape.tp,
             context=self._config.shape.cp,
+            pipeline=self._config.shape.pp,
             optimizer=self._config.spec.training.optimizer.name,
             model=self._config.dimensions,
             spec_fingerprint=spec_fingerprint(self._config),

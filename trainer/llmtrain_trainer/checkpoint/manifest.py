@@ -44,6 +44,7 @@ class Manifest(ApiModel):
     replicate: int
     tensor: int = 1
     context: int = 1
+    pipeline: int = 1
     optimizer: str = "adamw"
     model: ModelDimensions
     spec_fingerprint: str

@@ -1,4 +1,8 @@
-"""Where a step's time goes: data_loading, forward, backward, sync_wait, optimizer."""
+"""Where a step's time goes: data_loading, forward, backward, sync_wait, optimizer.
+
+Under pipeline parallel, forward and backward of different micro-batches take turns, and a stage waits in between for
+others: these three are one part then, `pipeline`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import Any
 import torch
 
 PARTS = ("data_loading", "forward", "backward", "sync_wait", "optimizer")
+PIPELINE_PARTS = ("data_loading", "pipeline", "sync_wait", "optimizer")
 
 
 class StepTimer:
@@ -35,7 +40,8 @@ class StepTimer:
         if self._on_gpu:
             self._marks[-1][1].synchronize()  # the time of an event that has not happened cannot be read
         total = time.perf_counter() - self._started
-        split = dict.fromkeys(PARTS, 0.0)
+        named = PIPELINE_PARTS if any(part == "pipeline" for part, _ in self._marks) else PARTS
+        split = dict.fromkeys(named, 0.0)
         for (_, before), (part, after) in zip(self._marks, self._marks[1:], strict=False):
             split[part] += before.elapsed_time(after) / 1e3 if self._on_gpu else after - before
         return total, split

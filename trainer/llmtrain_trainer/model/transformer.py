@@ -117,25 +117,42 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens to logits. Layers live in a ModuleDict so that a pipeline stage can drop some and keep the names."""
+    """Tokens to logits, or one stage of that: `keep` drops what other stages hold, and the names stay.
+
+    The first stage has an embedding, the last has norm and output; a stage without them passes the residual stream on.
+    """
 
     def __init__(self, dims: ModelDimensions) -> None:
         super().__init__()
         self.dims = dims
-        self.embedding = nn.Embedding(dims.vocab_size, dims.dim)
+        self.embedding: nn.Module | None = nn.Embedding(dims.vocab_size, dims.dim)
         self.layers = nn.ModuleDict({str(i): Block(dims) for i in range(dims.layers)})
-        self.norm = RMSNorm(dims.dim, dims.norm_epsilon)
-        self.output = nn.Linear(dims.dim, dims.vocab_size, bias=False)
+        self.norm: RMSNorm | None = RMSNorm(dims.dim, dims.norm_epsilon)
+        self.output: nn.Linear | None = nn.Linear(dims.dim, dims.vocab_size, bias=False)
+
+    def keep(self, layers: range, *, first: bool, last: bool) -> None:
+        """Become one stage of the model: drop all but these layers, and the ends that it has not."""
+        for number in set(map(int, self.layers)) - set(layers):
+            del self.layers[str(number)]
+        if not first:
+            self.embedding = None
+        if not last:
+            self.norm, self.output = None, None
 
     def blocks(self) -> Iterator[Block]:
         """Yield the layers, typed."""
         yield from cast(Iterable[Block], self.layers.values())
 
-    def forward(self, tokens_BL: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-        """Return logits [B, L, V] in the compute type. `rotary` comes from rotary_tables."""
-        x_BLD = self.embedding(tokens_BL)
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """Return logits [B, L, V] of tokens [B, L], in the compute type. `rotary` comes from rotary_tables.
+
+        A stage that is not the first takes, and one that is not the last returns, the residual stream [B, L, D].
+        """
+        x_BLD = x if self.embedding is None else self.embedding(x)
         for layer in self.layers.values():
             x_BLD = layer(x_BLD, *rotary)
+        if self.norm is None or self.output is None:
+            return x_BLD
         logits_BLV: Tensor = self.output(self.norm(x_BLD))
         return logits_BLV
 

@@ -20,10 +20,12 @@ class ShardedOptimizer:
     Matrices are decayed; norms' scales (and every other vector) are not.
     """
 
-    def __init__(self, model: nn.Module, pieces: Mapping[str, Piece], options: DecidedOptimizer) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], pieces: Mapping[str, Piece], options: DecidedOptimizer
+    ) -> None:
         self.pieces = pieces
         self.name = options.name
-        self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
+        self.parameters = dict(parameters)
         self.shards: dict[str, Tensor] = {n: local_of(p.detach()) for n, p in self.parameters.items()}
         self.inner = _rule(self._groups(options.weight_decay), options)
         for shard in self.shards.values():  # made now, so that a checkpoint can be loaded into it

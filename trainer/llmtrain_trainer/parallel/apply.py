@@ -1,8 +1,4 @@
-"""What is done to the plain model so that ranks share it, in this order: tensor parallel, context
-parallel, recomputation, FSDP2.
-
-Later stages slot in between: expert parallel before recomputation, compile after it.
-"""
+"""FSDP2 over the data ranks: sharding, memory, first values."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -60,11 +56,11 @@ def materialise(model: nn.Module, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def initialise(model: Transformer, pieces: Mapping[str, Piece], seed: int) -> None:
+def initialise(parameters: Mapping[str, Tensor], pieces: Mapping[str, Piece], *, layers: int, seed: int) -> None:
     """Fill every parameter from (seed, name): each rank draws only its own rows, and all layouts start alike."""
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters.items():
         local, piece = local_of(parameter), pieces[name]
-        std = standard_deviation(name, model.dims.layers)
+        std = standard_deviation(name, layers)
         if std is None:
             local.fill_(1.0)
         elif local.numel():

@@ -26,14 +26,17 @@ class ParallelShape:
     tp: int = 1
 
     @classmethod
-    def of(cls, world_size: int, *, replicate: int = 1, tensor: int = 1, context: int = 1) -> ParallelShape:
+    def of(
+        cls, world_size: int, *, replicate: int = 1, tensor: int = 1, context: int = 1, pipeline: int = 1
+    ) -> ParallelShape:
         """Return the shape in which what is left over is sharded. This is the one place that says what is legal.
 
         Raises:
             UserError: the ranks cannot be laid out so.
         """
         left = world_size
-        for field, degree in (("tensor", tensor), ("context", context), ("replicate", replicate)):
+        asked = (("tensor", tensor), ("context", context), ("pipeline", pipeline), ("replicate", replicate))
+        for field, degree in asked:
             if left % degree:
                 divisors = [n for n in range(1, left + 1) if left % n == 0]
                 raise UserError(
@@ -44,7 +47,7 @@ class ParallelShape:
                     fix="choose one of them, or change workers.replicas or workers.ranksPerWorker",
                 )
             left //= degree
-        return cls(dp_replicate=replicate, dp_shard=left, cp=context, tp=tensor)
+        return cls(pp=pipeline, dp_replicate=replicate, dp_shard=left, cp=context, tp=tensor)
 
     def check(self, dims: ModelDimensions) -> None:
         """Refuse a model that cannot be cut so.
@@ -87,6 +90,10 @@ class ParallelShape:
     def data_index(self, rank: int) -> int:
         """Return which of the data ranks `rank` is."""
         return rank // (self.cp * self.tp) % self.data_ranks
+
+    def pipeline_index(self, rank: int) -> int:
+        """Return the place of `rank` in its pipeline, from 0."""
+        return rank // (self.data_ranks * self.cp * self.tp)
 
     def active_axes(self) -> dict[str, int]:
         """Return the axes that the mesh has: those wider than one, and dp_shard always, because FSDP needs it."""

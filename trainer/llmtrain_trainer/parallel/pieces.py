@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -48,9 +48,9 @@ class Piece:
         return marked
 
 
-def pieces_of(model: nn.Module, cuts: Mapping[str, Cut], shape: ParallelShape) -> dict[str, Piece]:
+def pieces_of(parameters: Mapping[str, Tensor], cuts: Mapping[str, Cut], shape: ParallelShape) -> dict[str, Piece]:
     """Return the piece of each parameter, by name; `cuts` names those that tensor parallelism has cut."""
-    return {name: _piece(parameter, cuts.get(name), shape) for name, parameter in model.named_parameters()}
+    return {name: _piece(parameter, cuts.get(name), shape) for name, parameter in parameters.items()}
 
 
 def local_of(tensor: Tensor) -> Tensor:

@@ -30,16 +30,18 @@ CUTS = {"wq": ROWS, "wk": ROWS, "wv": ROWS, "wo": COLUMNS, "gate": ROWS, "up": R
 
 
 def cut_model(model: Transformer, group: dist.ProcessGroup) -> dict[str, Cut]:
-    """Cut a model that has no memory yet (meta device) in place; return which parameter was cut how.
+    """Cut a model, or a stage, that has no memory yet (meta device) in place; return which parameter was cut how.
 
     heads, kv_heads, ffn_dim, vocab_size and the sequence must be multiples of the group's size.
     """
     for layer in model.blocks():
         _cut_attention(layer.attention, group)
         _cut_feed_forward(layer.feed_forward, group)
-    model.embedding = VocabularyEmbedding(_part(model.embedding.weight, ROWS, group), group)  # type: ignore[assignment]
-    model.output.weight = _part(model.output.weight, ROWS, group)
-    _gathers(model.output, group)
+    if isinstance(model.embedding, nn.Embedding):
+        model.embedding = VocabularyEmbedding(_part(model.embedding.weight, ROWS, group), group)
+    if model.output is not None:
+        model.output.weight = _part(model.output.weight, ROWS, group)
+        _gathers(model.output, group)
     index, degree = group.rank(), group.size()
     dims = {name: _dim_of(name) for name, _ in model.named_parameters()}
     return {name: Cut(dim, index, degree) for name, dim in dims.items() if dim is not None}

@@ -17,7 +17,8 @@ DIMS = ModelDimensions(dim=64, layers=4, heads=4, kv_heads=2, ffn_dim=192, vocab
 def _run(kind: Recompute, dtype: torch.dtype = torch.float32) -> tuple[float, list[torch.Tensor], int]:
     """Return loss, gradients, and the bytes that forward kept for backward (parameters aside, each storage once)."""
     model = Transformer(DIMS)
-    initialise(model, pieces_of(model, {}, ParallelShape()), seed=1)
+    parameters = dict(model.named_parameters())
+    initialise(parameters, pieces_of(parameters, {}, ParallelShape()), layers=DIMS.layers, seed=1)
     model.to(dtype)
     recompute(model, kind)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}

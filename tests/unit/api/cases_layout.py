@@ -1,0 +1,93 @@
+"""Cases of the table about parallel axes that came after tensor and context: see cases.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.unit.api.manifests import Case
+
+
+def _pipeline(ranks: int = 2, **more: Any) -> dict[str, Any]:
+    return {"spec.parallelism": {"pipeline": ranks, **more}}
+
+
+FOUR_LAYERS = {"spec.model.layers": 4}
+
+LAYOUT_ACCEPTED = (
+    Case("two stages", _pipeline()),
+    Case("two stages of tensor pairs", _pipeline(tensor=2)),
+    Case("a schedule without a pipeline", {"spec.parallelism": {"pipelineSchedule": "ZBV"}}),
+    Case("two stages per rank", {**_pipeline(pipelineSchedule="Interleaved1F1B"), **FOUR_LAYERS}),
+    Case("split backward, ZeRO-2", {**_pipeline(pipelineSchedule="DualPipeV", zeroStage=2), **FOUR_LAYERS}),
+    Case(
+        "split backward, ZeRO-1, recompute full",
+        {**_pipeline(pipelineSchedule="ZBV", zeroStage=1, recompute="full"), **FOUR_LAYERS},
+    ),
+)
+
+LAYOUT_MISTYPED = (
+    Case("pipeline 0", _pipeline(0), ("spec.parallelism.pipeline",), ("at least 1",)),
+    Case(
+        "a schedule that nobody knows",
+        _pipeline(pipelineSchedule="2F2B"),
+        ("spec.parallelism.pipelineSchedule",),
+        ("GPipe", "Interleaved1F1B"),
+    ),
+)
+
+LAYOUT_REFUSED = (
+    Case(
+        "pipeline that does not divide the ranks",
+        _pipeline(3) | {"spec.model.layers": 6},
+        ("spec.parallelism.pipeline",),
+        ("3 is refused", "4 (workers.replicas 2 x 2 ranks), by tensor x context 1"),
+    ),
+    Case(
+        "more stages than layers",
+        _pipeline(4),
+        ("spec.parallelism.pipeline",),
+        ("4 is refused", "1F1B makes 4 of it", "layers, 2"),
+    ),
+    Case(
+        "more stages than layers, two per rank",
+        _pipeline(2, pipelineSchedule="Interleaved1F1B"),
+        ("spec.parallelism.pipeline",),
+        ("2 is refused", "Interleaved1F1B makes 4 of it"),
+    ),
+    Case(
+        "fewer micro-batches than stages",
+        _pipeline(2) | {"spec.training.microBatchSize": 4},
+        ("spec.training.microBatchSize",),
+        ("4 is refused", "a step as it has stages, 2, or more; now 1"),
+    ),
+    Case(
+        "a broken round",
+        _pipeline(2, pipelineSchedule="Interleaved1F1B") | FOUR_LAYERS | {"spec.training.globalBatchSize": 10},
+        ("spec.training.globalBatchSize",),
+        ("10 is refused", "a multiple of 2 micro-batches", "now 5"),
+    ),
+    Case(
+        "split backward with ZeRO-3",
+        _pipeline(2, pipelineSchedule="ZBV") | FOUR_LAYERS,
+        ("spec.parallelism.zeroStage",),
+        ("3 is refused", "1 or 2 with ZBV"),
+    ),
+    Case(
+        "split backward with selective recomputation",
+        _pipeline(2, pipelineSchedule="DualPipeV", zeroStage=2, recompute="selective") | FOUR_LAYERS,
+        ("spec.parallelism.recompute",),
+        ("selective is refused", "none or full with DualPipeV"),
+    ),
+    Case(
+        "reductions within a pipeline's step",
+        _pipeline(2) | {"spec.training.syncEveryMicroBatches": 2},
+        ("spec.training.syncEveryMicroBatches",),
+        ("2 is refused", "nothing with a pipeline"),
+    ),
+    Case(
+        "replicas of what the pipeline leaves",
+        _pipeline(2, replicate=4),
+        ("spec.parallelism.replicate",),
+        ("4 is refused", "a divisor of 2"),
+    ),
+)

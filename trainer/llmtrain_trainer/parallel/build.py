@@ -1,0 +1,146 @@
+"""The model as one rank holds it: some stages, cut and sharded, that together make the gradients of a step.
+
+The order in which a stage is treated is part of what it is: tensor parallel (new shapes), context parallel,
+recomputation (wraps a layer's forward), FSDP2 (whose hooks must run once, outside of all that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from llmtrain_api.spec import STAGES_PER_RANK
+from llmtrain_trainer.config import RunConfig
+from llmtrain_trainer.metrics.timer import StepTimer
+from llmtrain_trainer.model.transformer import Transformer, loss_sum, rotary_tables
+from llmtrain_trainer.parallel import apply
+from llmtrain_trainer.parallel.context import own_part, spread_context
+from llmtrain_trainer.parallel.mesh import group_of
+from llmtrain_trainer.parallel.pieces import Cut, pieces_of
+from llmtrain_trainer.parallel.pipeline import Passed, Pipeline
+from llmtrain_trainer.parallel.recompute import recompute
+from llmtrain_trainer.parallel.stages import layers_of_stages, stages_of_rank
+from llmtrain_trainer.parallel.tensor import cut_model, sum_replicated
+from llmtrain_trainer.parallel.vocabulary import vocabulary_loss_sum
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+"""Micro-batches of inputs and targets, int64 [B, L] each."""
+
+
+class RankModel:
+    """What this rank has of the model. Building it opens process groups: all ranks do so together."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._parallelism = config.spec.parallelism
+        mesh = config.shape.build(config.device.type)
+        self._tensor, self._context = group_of(mesh, "tp"), group_of(mesh, "cp")
+        with torch.device("meta"):
+            self.stages = {number: self._stage(number) for number in self._own_stages()}
+            self._cuts: dict[str, Cut] = {}
+            for stage in self.stages.values():
+                self._treat(stage)
+        self._sharded = [
+            apply.shard(stage, mesh, precision=config.spec.training.precision, zero_stage=self._parallelism.zero_stage)
+            for stage in self.stages.values()
+        ]
+        for stage in self.stages.values():
+            apply.materialise(stage, config.device)
+        cosine, sine = rotary_tables(config.dimensions, config.device)
+        self._rotary = self._own(cosine, dim=0), self._own(sine, dim=0)
+        self.parameters: dict[str, nn.Parameter] = {
+            name: parameter for stage in self.stages.values() for name, parameter in stage.named_parameters()
+        }
+        self.pieces = pieces_of(self.parameters, self._cuts, config.shape)
+        pipeline = group_of(mesh, "pp")
+        self._pipeline = (
+            Pipeline(self.stages, self._parallelism.pipeline_schedule, pipeline, self._passed()) if pipeline else None
+        )
+
+    def initialise(self) -> None:
+        """Give every parameter its first values."""
+        dims = self._config.dimensions
+        apply.initialise(self.parameters, self.pieces, layers=dims.layers, seed=self._config.spec.training.seed)
+
+    def forward_backward(self, batches: Batches, timer: StepTimer) -> Tensor:
+        """Accumulate the gradient of the mean loss over the global batch. Returns this rank's share of that mean."""
+        if self._pipeline is None:
+            return self._accumulate(batches, timer)
+        pairs = [(self._to_device(inputs), self._to_device(targets)) for inputs, targets in batches]
+        timer.mark("data_loading")
+        inputs, targets = zip(*pairs, strict=True)
+        loss = self._pipeline.forward_backward(inputs, targets, self._rotary, self._loss)
+        timer.mark("pipeline")
+        return torch.zeros((), device=self._config.device) if loss is None else loss
+
+    def finish_gradients(self, gradients: dict[str, Tensor]) -> None:
+        """Add up what the ranks of the tensor axis found for parameters that each of them holds whole."""
+        if self._tensor:
+            sum_replicated(gradients, self._cuts, self._tensor)
+
+    def _accumulate(self, batches: Batches, timer: StepTimer) -> Tensor:
+        """Gradients are reduced with the last micro-batch, and every training.syncEveryMicroBatches before it."""
+        [stage], [sharded] = self.stages.values(), self._sharded
+        count = self._config.micro_batches_per_step
+        period = self._config.spec.training.sync_every_micro_batches or count
+        total = torch.zeros((), device=self._config.device)
+        for number, (inputs, targets) in enumerate(batches, 1):
+            last = number == count
+            sync = last or number % period == 0
+            apply.at_micro_batch(sharded, sync=sync, last=last, zero_stage=self._parallelism.zero_stage)
+            inputs, targets = self._to_device(inputs), self._to_device(targets)
+            timer.mark("data_loading")
+            loss = self._loss(stage(inputs, self._rotary), targets)
+            timer.mark("forward")
+            loss.backward()
+            total += loss.detach()
+            timer.mark("backward")
+        return total
+
+    def _own_stages(self) -> list[int]:
+        """Return the numbers of this rank's stages; without a pipeline the model is one stage."""
+        ranks = self._config.shape.pp
+        if ranks == 1:
+            return [0]
+        rank = self._config.shape.pipeline_index(self._config.launch.global_rank)
+        return stages_of_rank(self._parallelism.pipeline_schedule, rank, ranks)
+
+    def _stage(self, number: int) -> Transformer:
+        ranks, stage = self._config.shape.pp, Transformer(self._config.dimensions)
+        if ranks > 1:
+            count = ranks * STAGES_PER_RANK[self._parallelism.pipeline_schedule]
+            layers = layers_of_stages(self._config.dimensions, count)
+            stage.keep(layers[number], first=number == 0, last=number == count - 1)
+        return stage
+
+    def _treat(self, stage: Transformer) -> None:
+        if self._tensor:
+            self._cuts |= cut_model(stage, self._tensor)
+        if self._context:
+            spread_context(stage, self._context)
+        recompute(stage, self._parallelism.recompute)
+
+    def _passed(self) -> Passed:
+        dims, shape, training = self._config.dimensions, self._config.shape, self._config.spec.training
+        B, L = training.micro_batch_size, dims.sequence_length // shape.cp
+        return Passed(
+            tokens=(B, L),
+            residual=(B, L // shape.tp, dims.dim),
+            logits=(B, L, dims.vocab_size // shape.tp),
+            dtype=apply.COMPUTE_TYPE[training.precision],
+            device=self._config.device,
+        )
+
+    def _to_device(self, whole: Tensor) -> Tensor:
+        return self._own(whole, dim=1).to(self._config.device, non_blocking=True)
+
+    def _own(self, whole: Tensor, dim: int) -> Tensor:
+        """Return this rank's part of the sequence, which lies along `dim`."""
+        return own_part(whole, self._context, dim) if self._context else whole
+
+    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the micro-batch's share of the mean loss over the global batch."""
+        total = vocabulary_loss_sum(logits, targets, self._tensor) if self._tensor else loss_sum(logits, targets)
+        return total / self._config.tokens_per_step

@@ -1,0 +1,51 @@
+"""Which layers make a pipeline stage, and which stages a rank holds. Pure numbers: no tensors, no ranks that talk.
+
+Stages are cut by estimated time, not by count of layers: the output matrix of a large vocabulary costs as much as
+several layers, and a pipeline is as fast as its slowest stage.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from llmtrain_api.presets import ModelDimensions
+from llmtrain_api.spec import STAGES_PER_RANK, PipelineSchedule
+
+V_SHAPED = ("ZBV", "DualPipeV")
+"""Schedules in which the stages run down the ranks and up again: the first rank holds the first and the last stage."""
+
+
+def stages_of_rank(schedule: PipelineSchedule, rank: int, ranks: int) -> list[int]:
+    """Return the numbers of the stages that one rank of the pipeline holds, in order."""
+    if schedule in V_SHAPED:
+        return [rank, 2 * ranks - 1 - rank]
+    return [rank + n * ranks for n in range(STAGES_PER_RANK[schedule])]
+
+
+def layers_of_stages(dims: ModelDimensions, stages: int) -> list[range]:
+    """Return each stage's layers: consecutive, so that the slowest stage is as fast as it can be.
+
+    Every stage but the last has a layer; the last has the output matrix at least. Where several cuts are as good, the
+    earlier stages get more layers: they hold more micro-batches' activations, but later ones start later.
+
+    Raises:
+        ValueError: there are fewer layers than stages before the last.
+    """
+    if dims.layers < stages - 1:
+        raise ValueError(f"{dims.layers} layers cannot be cut into {stages} stages")
+    head = dims.output_flops() / dims.layer_flops()
+
+    @cache
+    def best(layers: int, stages: int) -> tuple[float, tuple[int, ...]]:
+        """Return the slowest stage's time and the counts of layers: for the last `stages` stages of `layers` layers."""
+        if stages == 1:
+            return layers + head, (layers,)
+        options = []
+        for own in range(layers - (stages - 2), 0, -1):
+            time, rest = best(layers - own, stages - 1)
+            options.append((max(own, time), (own, *rest)))
+        return min(options, key=lambda option: option[0])
+
+    counts = best(dims.layers, stages)[1]
+    starts = [sum(counts[:n]) for n in range(stages)]
+    return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
