@@ -31,6 +31,7 @@ _WORDS = {
         "context",
         "pipeline",
         "pipelineSchedule",
+        "expert",
         "zeroStage",
         "recompute",
     ),
@@ -42,6 +43,7 @@ _WORDS = {
 """Fields whose values are shown in the message."""
 _WHOLES = {
     "spec.workers": {"template": "self.template == oldSelf.template"},
+    "spec.model": {"moe": "has(self.moe) == has(oldSelf.moe) && (!has(self.moe) || self.moe == oldSelf.moe)"},
     # To an API server the order in a list that is a map does not count; to the order of the data it does.
     "spec.data": {
         "sources": "self.sources == oldSelf.sources && self.sources.map(s, s.uri) == oldSelf.sources.map(s, s.uri)"

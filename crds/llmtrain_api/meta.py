@@ -34,8 +34,9 @@ class LenientModel(ApiModel):
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1, json_schema_extra={"format": "int32"})]
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1, json_schema_extra={"format": "int64"})]
 Count32 = Annotated[int, Field(ge=0, le=2**31 - 1, json_schema_extra={"format": "int32"})]
+Positive32 = Annotated[int, Field(ge=1, le=2**31 - 1, json_schema_extra={"format": "int32"})]
 Count64 = Annotated[int, Field(ge=0, le=2**63 - 1, json_schema_extra={"format": "int64"})]
-"""Non-negative integers of Kubernetes' two widths; the format is part of the generated schema."""
+"""Integers of Kubernetes' two widths; the format is part of the generated schema."""
 
 Timestamp = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]
 """RFC 3339 in UTC, for instance 2026-11-30T21:24:53Z (fractions of a second allowed)."""

@@ -13,6 +13,7 @@ from llmtrain_api.immutability import IMMUTABLE_RULES
 from llmtrain_api.rule import Rule, Term
 from llmtrain_api.rules_layout import LAYOUT_RULES
 from llmtrain_api.rules_model import MODEL_RULES
+from llmtrain_api.rules_moe import MOE_RULES
 from llmtrain_api.rules_pipeline import PIPELINE_RULES
 
 RESERVED_ENV_PREFIX = "LLMTRAIN_"
@@ -88,6 +89,7 @@ RULES: tuple[Rule, ...] = (
     *MODEL_RULES,
     *LAYOUT_RULES,
     *PIPELINE_RULES,
+    *MOE_RULES,
     _WARMUP_ENDS,
     _stays_in_its_folder("spec.checkpoint.store"),
     _stays_in_its_folder("spec.data.sources[].uri"),

@@ -19,10 +19,10 @@ _RANKS = Term(
 _REPLICAS = Term("self.workers.replicas", lambda s: s.now["workers"]["replicas"])
 _WORLD = Term(f"(self.workers.replicas * {_RANKS.cel})", lambda s: _REPLICAS.of(s) * _RANKS.of(s))
 _MICRO = Term("self.training.microBatchSize", lambda s: s.now["training"]["microBatchSize"])
-_TENSOR = Term("self.parallelism.tensor", lambda s: s.now["parallelism"]["tensor"])
+TENSOR = Term("self.parallelism.tensor", lambda s: s.now["parallelism"]["tensor"])
 _CONTEXT = Term("self.parallelism.context", lambda s: s.now["parallelism"]["context"])
 PIPELINE = Term("self.parallelism.pipeline", lambda s: s.now["parallelism"]["pipeline"])
-_INNER = Term(f"({_TENSOR.cel} * {_CONTEXT.cel})", lambda s: _TENSOR.of(s) * _CONTEXT.of(s))
+_INNER = Term(f"({TENSOR.cel} * {_CONTEXT.cel})", lambda s: TENSOR.of(s) * _CONTEXT.of(s))
 """Ranks that hold parts of the same sequences."""
 _AXES = Term(f"({_INNER.cel} * {PIPELINE.cel})", lambda s: _INNER.of(s) * PIPELINE.of(s))
 """Ranks that work on the same samples."""
@@ -51,9 +51,9 @@ _TENSOR_DIVIDES_WORLD = Rule(
     at="spec",
     field="parallelism.tensor",
     reads=("parallelism.tensor", *SHAPE_READS),
-    cel=f"{_TENSOR.cel} < 1 || {_WORLD.cel} % {_TENSOR.cel} == 0",
-    holds=lambda s: _TENSOR.of(s) < 1 or _WORLD.of(s) % _TENSOR.of(s) == 0,
-    value=_TENSOR,
+    cel=f"{TENSOR.cel} < 1 || {_WORLD.cel} % {TENSOR.cel} == 0",
+    holds=lambda s: TENSOR.of(s) < 1 or _WORLD.of(s) % TENSOR.of(s) == 0,
+    value=TENSOR,
     allowed="a divisor of the number of ranks, {world} (workers.replicas {replicas} x {ranks} ranks)",
     fix="change parallelism.tensor, workers.replicas or workers.ranksPerWorker",
     terms={"world": _WORLD, "replicas": _REPLICAS, "ranks": _RANKS},
@@ -62,14 +62,14 @@ _CONTEXT_DIVIDES_WORLD = Rule(
     at="spec",
     field="parallelism.context",
     reads=("parallelism.context", "parallelism.tensor", *SHAPE_READS),
-    cel=f"{_CONTEXT.cel} < 1 || {_TENSOR.cel} < 1 || {_WORLD.cel} % {_TENSOR.cel} != 0"
+    cel=f"{_CONTEXT.cel} < 1 || {TENSOR.cel} < 1 || {_WORLD.cel} % {TENSOR.cel} != 0"
     f" || {_WORLD.cel} % {_INNER.cel} == 0",
-    holds=lambda s: _CONTEXT.of(s) < 1 or _TENSOR.of(s) < 1 or _WORLD.of(s) % _TENSOR.of(s) != 0 or _inner_fit(s),
+    holds=lambda s: _CONTEXT.of(s) < 1 or TENSOR.of(s) < 1 or _WORLD.of(s) % TENSOR.of(s) != 0 or _inner_fit(s),
     value=_CONTEXT,
     allowed="a divisor of the number of ranks, {world} (workers.replicas {replicas} x {ranks} ranks),"
     " by tensor {tensor}",
     fix="change parallelism.context, workers.replicas or workers.ranksPerWorker",
-    terms={"world": _WORLD, "replicas": _REPLICAS, "ranks": _RANKS, "tensor": _TENSOR},
+    terms={"world": _WORLD, "replicas": _REPLICAS, "ranks": _RANKS, "tensor": TENSOR},
 )
 _PIPELINE_DIVIDES_WORLD = Rule(
     at="spec",
@@ -88,34 +88,34 @@ _CONTEXT_CUTS_SEQUENCE = Rule(
     at="spec",
     field="parallelism.context",
     reads=("parallelism.context", "parallelism.tensor", "model.preset", "model.sequenceLength"),
-    cel=f"{_CONTEXT.cel} < 2 || {_TENSOR.cel} < 1 || !{known_cel('self.model')} || {_LENGTH.cel} % {_INNER.cel} == 0",
+    cel=f"{_CONTEXT.cel} < 2 || {TENSOR.cel} < 1 || !{known_cel('self.model')} || {_LENGTH.cel} % {_INNER.cel} == 0",
     holds=lambda s: (
-        _CONTEXT.of(s) < 2 or _TENSOR.of(s) < 1 or not known(Scope(s.now["model"])) or _LENGTH.of(s) % _INNER.of(s) == 0
+        _CONTEXT.of(s) < 2 or TENSOR.of(s) < 1 or not known(Scope(s.now["model"])) or _LENGTH.of(s) % _INNER.of(s) == 0
     ),
     value=_CONTEXT,
     allowed="a number that times tensor ({tensor}) divides the model's sequenceLength ({length})",
     fix="choose another, or change model.sequenceLength",
-    terms={"tensor": _TENSOR, "length": _LENGTH},
+    terms={"tensor": TENSOR, "length": _LENGTH},
 )
 _CUT = {name: dimension(name, "self.model") for name in ("heads", "kvHeads", "ffnDim", "vocabSize", "sequenceLength")}
 """Dimensions that the tensor axis cuts."""
 
 
 def _tensor_cuts(s: Scope) -> bool:
-    if _TENSOR.of(s) < 2 or not known(Scope(s.now["model"])):
+    if TENSOR.of(s) < 2 or not known(Scope(s.now["model"])):
         return True
-    return all(dimension.of(s) % _TENSOR.of(s) == 0 for dimension in _CUT.values())
+    return all(dimension.of(s) % TENSOR.of(s) == 0 for dimension in _CUT.values())
 
 
 _TENSOR_CUTS_MODEL = Rule(
     at="spec",
     field="parallelism.tensor",
     reads=("parallelism.tensor", "model.preset", *(f"model.{name}" for name in _CUT)),
-    cel=f"{_TENSOR.cel} < 2 || !{known_cel('self.model')} || ("
-    + " && ".join(f"{dimension.cel} % {_TENSOR.cel} == 0" for dimension in _CUT.values())
+    cel=f"{TENSOR.cel} < 2 || !{known_cel('self.model')} || ("
+    + " && ".join(f"{dimension.cel} % {TENSOR.cel} == 0" for dimension in _CUT.values())
     + ")",
     holds=_tensor_cuts,
-    value=_TENSOR,
+    value=TENSOR,
     allowed="a divisor of the model's " + ", ".join(f"{name} ({{{name}}})" for name in _CUT),
     fix="choose a common divisor, or change the model",
     terms=_CUT,
@@ -162,6 +162,18 @@ _BATCH_IS_SHARED_OUT = Rule(
 MICRO_BATCHES = Term(f"({_BATCH.cel} / {_UNIT.cel})", lambda s: _BATCH.of(s) // _UNIT.of(s))
 """Micro-batches of one rank in one step; means something where `batch_fits`."""
 BATCH_MISFIT_CEL = f"{_AXES_MISFIT} || {_UNIT.cel} < 1 || {_BATCH.cel} % {_UNIT.cel} != 0"
+
+
+SHARDED = Term(
+    f"({_LEFT.cel} / {_REPLICATE.cel} * {_CONTEXT.cel})", lambda s: _LEFT.of(s) // _REPLICATE.of(s) * _CONTEXT.of(s)
+)
+"""Ranks that share one copy of every parameter; means something where `copies_fit`."""
+COPIES_MISFIT_CEL = f"{_REPLICATE.cel} < 1 || {_AXES_MISFIT} || {_LEFT.cel} % {_REPLICATE.cel} != 0"
+
+
+def copies_fit(s: Scope) -> bool:
+    """Tell whether the axes and the ranks fit each other, so that the rules above have nothing to say."""
+    return bool(_REPLICATE.of(s) >= 1 and _axes_fit(s) and _LEFT.of(s) % _REPLICATE.of(s) == 0)
 
 
 def batch_fits(s: Scope) -> bool:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from llmtrain_api.rule import Rule, Scope, Term, cel_string
 from llmtrain_api.rules_layout import AXES_READS, BATCH_MISFIT_CEL, MICRO_BATCHES, PIPELINE, SHAPE_READS, batch_fits
 from llmtrain_api.rules_model import dimension, known, known_cel
-from llmtrain_api.spec import STAGES_PER_RANK
-
-SPLIT_BACKWARD = ("ZBV", "DualPipeV")
-"""Schedules that make the gradients of weights later than those of activations."""
+from llmtrain_api.spec import SPLIT_BACKWARD, STAGES_PER_RANK
 
 _SCHEDULE = Term("self.parallelism.pipelineSchedule", lambda s: s.now["parallelism"]["pipelineSchedule"])
 _SINGLE = ", ".join(cel_string(name) for name, count in STAGES_PER_RANK.items() if count == 1)

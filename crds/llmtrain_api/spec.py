@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from llmtrain_api.constants import MANAGER
-from llmtrain_api.meta import ApiModel, Count32
-from llmtrain_api.presets import PRESETS, ModelDimensions
+from llmtrain_api.meta import ApiModel, Count32, Positive32
+from llmtrain_api.spec_model import Model
 
 TEMPLATE_FIELDS = (
     "affinity",
@@ -57,9 +57,6 @@ def pod_spec_schema(schema: dict[str, Any]) -> None:
     }
 
 
-Positive32 = Annotated[int, Field(ge=1, le=2**31 - 1, json_schema_extra={"format": "int32"})]
-PresetName = Literal["tiny", "demo", "llama-1b", "llama-7b", "llama-8b", "llama-70b"]
-
 _CLAIM = r"pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?(/[^\s]*)?"
 _FILE = r"file:///[^\s/][^\s]*"
 STORE_PATTERN = rf"^({_CLAIM}|{_FILE})$"
@@ -99,43 +96,6 @@ class Workers(ApiModel):
     template: PodTemplate = PodTemplate()
 
 
-class Model(ApiModel):
-    """A preset, or all dimensions in the open, or a preset with some dimensions changed."""
-
-    preset: PresetName | None = None
-    """Name of a published or built-in size."""
-    dim: Positive32 | None = None
-    """Width of the residual stream."""
-    layers: Positive32 | None = None
-    """Number of transformer blocks."""
-    heads: Positive32 | None = None
-    """Query heads of attention; divides dim into heads of an even width."""
-    kv_heads: Positive32 | None = None
-    """Key/value heads of grouped-query attention; divides heads."""
-    ffn_dim: Positive32 | None = None
-    """Inner width of the feed-forward network."""
-    vocab_size: Positive32 | None = None
-    """Number of tokens the model knows; at least 257 where text is read as bytes."""
-    sequence_length: Positive32 | None = None
-    """Tokens per sequence."""
-
-    def dimensions(self) -> ModelDimensions:
-        """Return every dimension decided: the preset's, overridden by what is written here.
-
-        Raises:
-            ValueError: neither a preset nor all dimensions are given.
-        """
-        base = PRESETS[self.preset].model_dump() if self.preset else {}
-        own = {k: v for k, v in self.model_dump(exclude={"preset"}).items() if v is not None}
-        missing = [f for f in MODEL_DIMENSION_FIELDS if f not in base and f not in own]
-        if missing:
-            raise ValueError(f"without a preset these dimensions are needed: {', '.join(missing)}")
-        return ModelDimensions(**{**base, **own})
-
-
-MODEL_DIMENSION_FIELDS = ("dim", "layers", "heads", "kv_heads", "ffn_dim", "vocab_size", "sequence_length")
-
-
 PipelineSchedule = Literal["GPipe", "1F1B", "Interleaved1F1B", "ZBV", "DualPipeV"]
 STAGES_PER_RANK: dict[PipelineSchedule, int] = {
     "GPipe": 1,
@@ -145,6 +105,8 @@ STAGES_PER_RANK: dict[PipelineSchedule, int] = {
     "DualPipeV": 2,
 }
 """Pipeline stages that each rank of the pipeline holds."""
+SPLIT_BACKWARD: tuple[PipelineSchedule, ...] = ("ZBV", "DualPipeV")
+"""Schedules that make the gradients of weights later than those of activations."""
 
 
 class Parallelism(ApiModel):
@@ -159,6 +121,9 @@ class Parallelism(ApiModel):
     pipeline_schedule: PipelineSchedule = "1F1B"
     """The order in which stages work. `1F1B` and `GPipe`: one stage per rank. Two stages per rank, for smaller bubbles:
     `Interleaved1F1B`, and `ZBV` and `DualPipeV`, which fill the bubbles with the gradients of weights."""
+    expert: Annotated[int, Field(ge=1, le=1024, json_schema_extra={"format": "int32"})] = 1
+    """Expert parallel: each of so many ranks holds a part of the experts, and tokens travel to them. They are the ranks
+    that shard the model and share its context, so it takes no ranks of its own. Only for a mixture of experts."""
     replicate: Positive32 = 1
     """Outer data-parallel axis: copies of the sharded model (HSDP). Divides the number of ranks."""
     zero_stage: Literal[1, 2, 3] = 3

@@ -52,6 +52,8 @@ class Shape(LenientModel):
     """Ranks that hold a part of every sequence each."""
     pipeline: Count32 = 1
     """Ranks that hold consecutive layers each."""
+    expert: Count32 = 1
+    """Ranks that hold a part of the experts each; they are among those of shard and context."""
     zero_stage: Count32
     """As spec.parallelism.zeroStage."""
 

@@ -16,6 +16,13 @@ FP32_LOSS = 1e-6
 FP32_NORM = 1e-5  # relative
 BF16_LOSS = 1e-3
 
+
+def _experts(moe: dict[str, Any] | None = None, **parallelism: int | str) -> dict[str, Any]:
+    """Every layer a mixture of four experts, with losses that matter."""
+    few = {"experts": 4, "ffnDim": 32, "balanceCoefficient": 0.1, "zCoefficient": 0.01}
+    return {"model": {"moe": {**few, **(moe or {})}}, "parallelism": parallelism}
+
+
 ALONE = ("globalBatchSize", "optimizer")
 """Changes of training that one process has to make too; besides those of the model."""
 
@@ -35,6 +42,7 @@ BF16_LAYOUTS: list[tuple[int, dict[str, Any]]] = [
     (4, {"tensor": 2, "context": 2, "recompute": "full"}),
     (4, {"tensor": 2, "pipeline": 2}),
 ]
+BF16_EXPERT_LAYOUTS: list[tuple[int, dict[str, Any]]] = [(2, {"expert": 2}), (4, {"expert": 2, "pipeline": 2})]
 LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("2 ranks, ZeRO-3, accumulation", 2, {}),
     ("2 ranks, ZeRO-2", 2, {"parallelism": {"zeroStage": 2}}),
@@ -93,10 +101,28 @@ LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("4 ranks, DualPipeV", 4, _deep(4, "DualPipeV")),
     ("4 ranks, DualPipeV x tensor 2, recompute full", 4, _deep(2, "DualPipeV", tensor=2, recompute="full")),
     ("8 ranks, ZBV x replicate 2 x context 2", 8, _deep(2, "ZBV", replicate=2, context=2)),
+    ("2 ranks, experts, sharded", 2, _experts()),
+    ("2 ranks, expert 2, accumulation", 2, _experts(expert=2)),
+    ("4 ranks, expert 2 x shard 2, recompute full", 4, _experts(expert=2, recompute="full")),
+    ("4 ranks, expert 4, recompute selective", 4, _experts(expert=4, recompute="selective")),
+    ("8 ranks, expert 2, rows of experts sharded", 8, _experts({"experts": 6, "topK": 3}, expert=2, zeroStage=1)),
+    ("2 ranks, experts, tensor 2", 2, _experts({"sharedExperts": 1}, tensor=2)),
+    ("4 ranks, expert 2 x tensor 2, capacity", 4, _experts({"capacityFactor": 1.0}, expert=2, tensor=2)),
+    ("4 ranks, expert 2 over context 2, capacity", 4, _experts({"capacityFactor": 1.0}, expert=2, context=2)),
+    ("4 ranks, expert 2 x replicate 2, bias", 4, _experts({"biasRate": 0.01}, expert=2, replicate=2)),
+    ("4 ranks, pipeline 2 x expert 2", 4, _experts({"everyNLayers": 2}, expert=2, pipeline=2)),
+    (
+        "4 ranks, DualPipeV x expert 2, recompute full",
+        4,
+        merged(_deep(2, "DualPipeV", recompute="full"), _experts(expert=2)),
+    ),
 ]
 
 
-def _numbers(job: Job, world_size: int, changes: dict[str, Any]) -> list[tuple[float, float, float]]:
+Numbers = list[tuple[float, float, float]]
+
+
+def _numbers(job: Job, world_size: int, changes: dict[str, Any]) -> Numbers:
     gang = job.run(world_size, changes=changes)
     assert gang.wait() == [0] * world_size, gang.output()
     return [(line["loss"], line["grad_norm"], line["learning_rate"]) for line in job.metrics()]
@@ -127,7 +153,16 @@ def test_bf16_is_close_to_fp32_in_every_layout(new_job: Callable[..., Job]) -> N
     assert [n[0] for n in alone] != [n[0] for n in exact]
     for (loss, *_), (loss_bf16, *_) in zip(exact, alone, strict=True):
         assert abs(loss_bf16 - loss) <= 0.02
+    mixture = merged(bf16, {"model": _experts()["model"]})
     for number, (ranks, parallelism) in enumerate(BF16_LAYOUTS):
         shared = _numbers(new_job(f"shared-{number}"), ranks, {**bf16, "parallelism": parallelism})
-        for (loss, *_), (loss_shared, *_) in zip(alone, shared, strict=True):
-            assert abs(loss_shared - loss) <= BF16_LOSS, parallelism
+        _within(BF16_LOSS, alone, shared, parallelism)
+    alone = _numbers(new_job("alone-experts"), 1, mixture)
+    for number, (ranks, parallelism) in enumerate(BF16_EXPERT_LAYOUTS):
+        shared = _numbers(new_job(f"experts-{number}"), ranks, {**mixture, "parallelism": parallelism})
+        _within(BF16_LOSS, alone, shared, parallelism)
+
+
+def _within(tolerance: float, alone: Numbers, shared: Numbers, layout: object) -> None:
+    for (loss, *_), (loss_shared, *_) in zip(alone, shared, strict=True):
+        assert abs(loss_shared - loss) <= tolerance, layout

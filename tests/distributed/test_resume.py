@@ -139,16 +139,31 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
 }
 
 
+EXPERTS: dict[str, Any] = {
+    "model": {"moe": {"experts": 4, "ffnDim": 32, "sharedExperts": 1, "biasRate": 0.01, "balanceCoefficient": 0.1}}
+}
+EXPERT_LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
+    "1-rank": (1, {}),
+    "expert-2-x-shard-2": (4, {"expert": 2}),
+    "expert-2-x-pipeline-2": (4, {"expert": 2, "pipeline": 2}),
+    "tensor-2": (2, {"tensor": 2}),
+}
 LION = {"training": {"optimizer": {"name": "lion", "learningRate": 1e-4}, "schedule": {"kind": "wsd"}}}
 
 
 @pytest.mark.parametrize(
     ("layout", "more"),
-    [("tensor-2", {}), ("context-2-x-tensor-2", {}), ("pipeline-2-x-shard-2", {}), ("shard-2", LION)],
-    ids=["t2", "c2t2", "p2s2", "lion"],
+    [
+        ("tensor-2", {}),
+        ("context-2-x-tensor-2", {}),
+        ("pipeline-2-x-shard-2", {}),
+        ("shard-2", LION),
+        ("expert-2-x-pipeline-2", EXPERTS),
+    ],
+    ids=["t2", "c2t2", "p2s2", "lion", "e2p2"],
 )
 def test_every_layout_resumes_to_the_bit(new_job: Callable[..., Job], layout: str, more: dict[str, Any]) -> None:
-    ranks, parallelism = LAYOUTS[layout]
+    ranks, parallelism = {**EXPERT_LAYOUTS, **LAYOUTS}[layout]
     changes = merged({"parallelism": parallelism}, more)
     whole, halves = new_job("whole", **TWELVE), new_job("halves", **TWELVE)
     _finish(whole, ranks, changes=changes)
@@ -162,19 +177,23 @@ def test_every_layout_resumes_to_the_bit(new_job: Callable[..., Job], layout: st
 
 def _axes(ranks: int, parallelism: dict[str, int]) -> tuple[int, ...]:
     """Return what gives a rank its place, and so its random generators."""
-    return ranks, *(parallelism.get(axis, 1) for axis in ("tensor", "context", "pipeline"))
+    return ranks, *(parallelism.get(axis, 1) for axis in ("tensor", "context", "pipeline", "expert"))
 
 
-def test_every_layout_takes_over_the_checkpoints_of_every_other(new_job: Callable[..., Job], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("layouts", "model"), [(LAYOUTS, {}), (EXPERT_LAYOUTS, EXPERTS)], ids=["dense", "experts"])
+def test_every_layout_takes_over_the_checkpoints_of_every_other(
+    new_job: Callable[..., Job], tmp_path: Path, layouts: dict[str, tuple[int, dict[str, int]]], model: dict[str, Any]
+) -> None:
     six: dict[str, Any] = {"training": {"steps": 6}, "checkpoint": {"everySteps": 6}}
+    twelve = merged(TWELVE, model)
     # The schedule of the first six steps is that of a six-step run.
-    same = new_job("same-size", **TWELVE)
+    same = new_job("same-size", **twelve)
     _finish(same, 1, changes=six)
     _finish(same, 1)
-    for before, (ranks, parallelism) in LAYOUTS.items():
-        saved = new_job(f"from-{before}", **TWELVE)
+    for before, (ranks, parallelism) in layouts.items():
+        saved = new_job(f"from-{before}", **twelve)
         _finish(saved, ranks, changes=merged(six, {"parallelism": parallelism}))
-        for after, (other_ranks, other_parallelism) in LAYOUTS.items():
+        for after, (other_ranks, other_parallelism) in layouts.items():
             taken = replace(saved, folder=tmp_path / f"{before}-to-{after}")
             shutil.copytree(saved.folder, taken.folder)
             resumed = _finish(taken, other_ranks, changes={"parallelism": other_parallelism})

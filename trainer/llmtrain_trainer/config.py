@@ -61,6 +61,7 @@ class RunConfig:
             tensor=parallelism.tensor,
             context=parallelism.context,
             pipeline=parallelism.pipeline,
+            expert=parallelism.expert,
         )
 
     @cached_property

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from llmtrain_api.constants import ExitCode
 from llmtrain_trainer.checkpoint.manager import CheckpointManager, Position
-from llmtrain_trainer.checkpoint.state import check_model
+from llmtrain_trainer.checkpoint.state import TrainingState, check_model
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.data.loader import BatchPlan, open_data
 from llmtrain_trainer.distributed import Ranks
@@ -34,6 +34,8 @@ class Agreement:
     loss: float
     grad_norm: float
     stop: bool
+    choices: torch.Tensor
+    """Of all routers, over the whole global batch."""
 
 
 class StartPhases:
@@ -85,7 +87,7 @@ class Trainer:
         while position.step < self.training.steps and not stopped:
             position, stopped = self._step(position)
             if position.step % self.config.spec.checkpoint.every_steps == 0 and not stopped:
-                self.checkpoints.save(position, self.optimizer)
+                self.checkpoints.save(position, self.state)
         self._save_last(position)
         code = ExitCode.PREEMPTED if position.step < self.training.steps else ExitCode.SUCCESS
         self.reporter.event("preempted" if code else "finished", step=position.step)
@@ -108,11 +110,12 @@ class Trainer:
             self.model = RankModel(self.config)
             options = self.training.optimizer.decided()
             self.optimizer = ShardedOptimizer(self.model.parameters, self.model.pieces, options)
+            self.state = TrainingState(self.optimizer, self.model.routing.tensors())
         with self.phases.phase("checkpoint_load" if manifest else "initialise"):
             if manifest is None:
                 self.model.initialise()
                 return Position()
-            position = self.checkpoints.restore(manifest, self.optimizer)
+            position = self.checkpoints.restore(manifest, self.state)
         self.reporter.event("resumed", step=position.step, skipped=list(self.resume.skipped))
         return position
 
@@ -134,22 +137,25 @@ class Trainer:
             torch._foreach_mul_(list(gradients.values()), clip / (agreed.grad_norm + 1e-6))
         rate = learning_rate(step, self.training)
         self.optimizer.step(rate)
+        self.expert_load = self.model.routing.balance(agreed.choices)
         self.timer.mark("optimizer")
         after = Position(step, position.samples + self.training.global_batch_size, agreed.loss)
         self._report(after, agreed, rate)
         return after, agreed.stop
 
     def _agree(self, loss: torch.Tensor, gradients: dict[str, torch.Tensor]) -> Agreement:
-        """Sum loss, squared gradient norm and wish to stop over all ranks, in one float64 reduction.
+        """Sum loss, squared gradient norm, wish to stop and routers' choices over all ranks, in one float64 reduction.
 
         Every rank takes the same decisions from it: bits are equal on all ranks, whatever the backend's order.
         """
         squared = squared_norm(gradients, self.optimizer.pieces)
         stop = torch.tensor(float(self.stop.asked), dtype=torch.float64, device=loss.device)
-        totals = torch.stack((loss.double() / self.shape.tp, squared, stop))  # the tensor axis holds the same loss
+        own = torch.stack((loss.double() / self.shape.tp, squared, stop))  # the tensor axis holds the same loss
+        totals = torch.cat((own, self.model.routing.take_choices()))
         dist.all_reduce(totals)
-        loss_total, squared_total, stop_total = totals.tolist()
-        return Agreement(loss_total, math.sqrt(squared_total) if squared_total >= 0 else math.nan, stop_total > 0)
+        loss_total, squared_total, stop_total = totals[:3].tolist()
+        norm = math.sqrt(squared_total) if squared_total >= 0 else math.nan
+        return Agreement(loss_total, norm, stop_total > 0, totals[3:])
 
     def _report(self, after: Position, agreed: Agreement, rate: float) -> None:
         seconds, split = self.timer.finish()
@@ -165,6 +171,7 @@ class Trainer:
             step_seconds=seconds,
             split=split,
             memory_bytes=memory_bytes(self.config.device),
+            expert_load=self.expert_load,
             time=time.time(),
         )
         self.checkpoints.poll()
@@ -177,6 +184,6 @@ class Trainer:
         self.checkpoints.wait()
         committed = self.checkpoints.committed
         if committed is None or committed.step != position.step:
-            self.checkpoints.save(position, self.optimizer)
+            self.checkpoints.save(position, self.state)
             self.checkpoints.wait()
         self.reporter.tell_agent(self.checkpoints.committed)

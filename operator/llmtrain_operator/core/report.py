@@ -57,6 +57,7 @@ def wanted_shape(observed: Observed) -> Shape:
         tensor=parallelism.tensor,
         context=parallelism.context,
         pipeline=parallelism.pipeline,
+        expert=parallelism.expert,
         # At least 1: a spec that breaks the rules is blocked, but its status must still be one.
         shard=max(1, world // (parallelism.replicate * inner)),
         zero_stage=parallelism.zero_stage,

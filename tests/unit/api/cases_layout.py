@@ -11,6 +11,10 @@ def _pipeline(ranks: int = 2, **more: Any) -> dict[str, Any]:
     return {"spec.parallelism": {"pipeline": ranks, **more}}
 
 
+def _experts(expert: int = 1, **moe: Any) -> dict[str, Any]:
+    return {"spec.model.moe": {"experts": 8, "ffnDim": 64, **moe}, "spec.parallelism.expert": expert}
+
+
 FOUR_LAYERS = {"spec.model.layers": 4}
 
 LAYOUT_ACCEPTED = (
@@ -23,6 +27,10 @@ LAYOUT_ACCEPTED = (
         "split backward, ZeRO-1, recompute full",
         {**_pipeline(pipelineSchedule="ZBV", zeroStage=1, recompute="full"), **FOUR_LAYERS},
     ),
+    Case("experts as they come", {"spec.model.moe": {}}),
+    Case("experts of a preset", {"spec.model.preset": "tiny-moe", "spec.parallelism.expert": 4}),
+    Case("experts on pairs of ranks", _experts(2, capacityFactor=1.25, biasRate=0.001, balanceCoefficient=0)),
+    Case("one expert of two on each rank", _experts(2, experts=2, topK=2, sharedExperts=1, everyNLayers=2)),
 )
 
 LAYOUT_MISTYPED = (
@@ -33,6 +41,9 @@ LAYOUT_MISTYPED = (
         ("spec.parallelism.pipelineSchedule",),
         ("GPipe", "Interleaved1F1B"),
     ),
+    Case("expert 0", {"spec.parallelism.expert": 0}, ("spec.parallelism.expert",), ("at least 1",)),
+    Case("one expert", _experts(experts=1, topK=1), ("spec.model.moe.experts",), ("at least 2",)),
+    Case("no capacity", _experts(capacityFactor=0), ("spec.model.moe.capacityFactor",), ("more than 0",)),
 )
 
 LAYOUT_REFUSED = (
@@ -89,5 +100,42 @@ LAYOUT_REFUSED = (
         _pipeline(2, replicate=4),
         ("spec.parallelism.replicate",),
         ("4 is refused", "a divisor of 2"),
+    ),
+    Case("more choices than experts", _experts(topK=9), ("spec.model.moe.topK",), ("9 is refused", "which is 8")),
+    Case(
+        "experts in no layer",
+        _experts(everyNLayers=3),
+        ("spec.model.moe.everyNLayers",),
+        ("3 is refused", "at most layers, which is 2"),
+    ),
+    Case(
+        "expert axis of a dense model",
+        {"spec.parallelism.expert": 2},
+        ("spec.parallelism.expert",),
+        ("2 is refused", "1 for a dense model"),
+    ),
+    Case(
+        "expert axis that does not divide the experts",
+        _experts(4, experts=6),
+        ("spec.parallelism.expert",),
+        ("4 is refused", "number of experts, 6"),
+    ),
+    Case(
+        "expert axis of more ranks than share a copy",
+        _experts(4) | {"spec.parallelism.replicate": 2},
+        ("spec.parallelism.expert",),
+        ("4 is refused", "a divisor of 2, the ranks"),
+    ),
+    Case(
+        "experts of an odd width",
+        _experts(ffnDim=60),
+        ("spec.model.moe",),
+        ("60 is refused", "8 x tensor (1) divides", "a dim (64)"),
+    ),
+    Case(
+        "experts cut too thin",
+        _experts(ffnDim=8) | {"spec.parallelism.tensor": 2},
+        ("spec.model.moe",),
+        ("8 is refused", "8 x tensor (2) divides"),
     ),
 )

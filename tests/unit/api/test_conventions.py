@@ -20,6 +20,10 @@ FLOATS = {
     "spec.training.optimizer.gradientClipNorm": "a norm, as in every training script",
     "spec.training.schedule.minLearningRateRatio": "a ratio",
     "spec.training.schedule.decayFraction": "a ratio",
+    "spec.model.moe.capacityFactor": "a ratio, as in the papers",
+    "spec.model.moe.balanceCoefficient": "a weight of a loss, as in the papers",
+    "spec.model.moe.zCoefficient": "a weight of a loss, as in the papers",
+    "spec.model.moe.biasRate": "a step, as in the paper",
 }
 """The only fields that hold fractions, and why: they are the trainer's, and no controller compares or rounds them."""
 OPEN = re.compile(r"spec\.workers\.template\.spec\.\w+")

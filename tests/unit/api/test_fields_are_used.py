@@ -17,6 +17,7 @@ READERS = [
     *(ROOT / "operator").rglob("*.py"),
     *(ROOT / "trainer").rglob("*.py"),
     ROOT / "crds" / "llmtrain_api" / "spec.py",
+    ROOT / "crds" / "llmtrain_api" / "presets.py",
 ]
 COMMON_NAMES = {"kind", "name", "model", "count", "spec", "image", "uri", "data", "store", "keep", "device"}
 """Attributes that many other objects have too: a field of this name must be read from its own parent."""

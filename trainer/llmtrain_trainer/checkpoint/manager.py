@@ -20,11 +20,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from llmtrain_trainer.checkpoint import manifest as manifests
 from llmtrain_trainer.checkpoint import state as states
 from llmtrain_trainer.checkpoint.manifest import FileEntry, Manifest
+from llmtrain_trainer.checkpoint.state import TrainingState
 from llmtrain_trainer.checkpoint.store import CheckpointStore, Resume
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.distributed import COLLECTIVE_TIMEOUT, Ranks
 from llmtrain_trainer.errors import CheckpointError
-from llmtrain_trainer.optim.sharded import ShardedOptimizer
 
 log = logging.getLogger(__name__)
 
@@ -102,14 +102,14 @@ class CheckpointManager:
             self.committed = Committed(resume.manifest.step, resume.manifest.created_at)
         return resume
 
-    def restore(self, manifest: Manifest, optimizer: ShardedOptimizer) -> Position:
-        """Load a verified checkpoint into the live model and optimizer.
+    def restore(self, manifest: Manifest, state: TrainingState) -> Position:
+        """Load a verified checkpoint into the live state.
 
         Raises:
             UserError: it was made by another optimizer.
             CheckpointError: it cannot be loaded.
         """
-        states.check_optimizer(manifest, optimizer.name)
+        states.check_optimizer(manifest, state.optimizer.name)
         launch = self._config.launch
         if manifest.spec_fingerprint != spec_fingerprint(self._config):
             log.warning("the spec has changed since the checkpoint of step %d was made", manifest.step)
@@ -117,19 +117,19 @@ class CheckpointManager:
             log.warning("the data has changed since the checkpoint of step %d: its order starts anew", manifest.step)
         folder = self._store.committed_path(manifest.step)
         shape = self._config.shape
-        then = manifest.world_size, manifest.tensor, manifest.context, manifest.pipeline
-        now = shape.world_size, shape.tp, shape.cp, shape.pp
-        states.restore(folder, manifest, optimizer, rank=launch.global_rank, same_layout=then == now)
+        then = manifest.world_size, manifest.tensor, manifest.context, manifest.pipeline, manifest.expert
+        now = shape.world_size, shape.tp, shape.cp, shape.pp, shape.ep
+        states.restore(folder, manifest, state, rank=launch.global_rank, same_layout=then == now)
         return Position(manifest.step, manifest.samples, manifest.loss)
 
-    def save(self, position: Position, optimizer: ShardedOptimizer) -> None:
+    def save(self, position: Position, state: TrainingState) -> None:
         """Copy the state, and write it in the background. Waits first for a save that is still being written.
 
         Raises:
             CheckpointError: the save before this one failed.
         """
         self.wait()
-        snapshot = states.snapshot(optimizer, self._config.launch.global_rank)
+        snapshot = states.snapshot(state, self._config.launch.global_rank)
         self._pending = self._thread.submit(self._write, position, snapshot)
 
     def poll(self) -> None:
@@ -250,6 +250,7 @@ class CheckpointManager:
             tensor=self._config.shape.tp,
             context=self._config.shape.cp,
             pipeline=self._config.shape.pp,
+            expert=self._config.shape.ep,
             optimizer=self._config.spec.training.optimizer.name,
             model=self._config.dimensions,
             spec_fingerprint=spec_fingerprint(self._config),

@@ -45,6 +45,7 @@ class Manifest(ApiModel):
     tensor: int = 1
     context: int = 1
     pipeline: int = 1
+    expert: int = 1
     optimizer: str = "adamw"
     model: ModelDimensions
     spec_fingerprint: str

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +20,40 @@ from llmtrain_api.presets import ModelDimensions
 from llmtrain_trainer.checkpoint.manifest import Manifest
 from llmtrain_trainer.errors import CheckpointError, UserError
 from llmtrain_trainer.optim.sharded import ShardedOptimizer
-from llmtrain_trainer.parallel.pieces import Piece
+from llmtrain_trainer.parallel.pieces import Piece, whole_of
 
 log = logging.getLogger(__name__)
 
 
-def tensors(optimizer: ShardedOptimizer) -> dict[str, Tensor]:
-    """Return every sharded tensor of the training state by name, as this rank's pieces in the live memory."""
-    return {name: piece.describe(local) for name, (piece, local) in _locals(optimizer).items()}
+@dataclass(frozen=True)
+class TrainingState:
+    """What a run needs to go on, as it lies in memory."""
+
+    optimizer: ShardedOptimizer
+    """And the parameters it moves."""
+    others: Mapping[str, Tensor]
+    """Small tensors that ranks hold whole, for instance the routers' loads, by name."""
+
+    def locals(self) -> dict[str, tuple[Piece, Tensor]]:
+        """Return every tensor by the name it has in a checkpoint: this rank's part, and which part that is."""
+        found: dict[str, tuple[Piece, Tensor]] = {}
+        for name, shard in self.optimizer.shards.items():
+            piece = self.optimizer.pieces[name]
+            found[f"model.{name}"] = piece, shard
+            for moment, local in self.optimizer.moments(name).items():
+                found[f"optimizer.{moment}.{name}"] = piece, local
+        return found | {f"model.{name}": (whole_of(tensor), tensor) for name, tensor in self.others.items()}
 
 
-def snapshot(optimizer: ShardedOptimizer, rank: int) -> dict[str, Any]:
+def tensors(state: TrainingState) -> dict[str, Tensor]:
+    """Return every tensor of the training state by name, as this rank's pieces in the live memory."""
+    return {name: piece.describe(local) for name, (piece, local) in state.locals().items()}
+
+
+def snapshot(live: TrainingState, rank: int) -> dict[str, Any]:
     """Return a copy of the state in host memory, which training can no longer change."""
     state: dict[str, Any] = {}
-    for name, (piece, local) in _locals(optimizer).items():
+    for name, (piece, local) in live.locals().items():
         state[name] = piece.describe(local.to("cpu", copy=True))
     return {**state, **random_state(rank)}
 
@@ -44,13 +66,13 @@ def random_state(rank: int) -> dict[str, Tensor]:
     return state
 
 
-def restore(folder: Path, manifest: Manifest, optimizer: ShardedOptimizer, *, rank: int, same_layout: bool) -> None:
+def restore(folder: Path, manifest: Manifest, live: TrainingState, *, rank: int, same_layout: bool) -> None:
     """Load a verified checkpoint into the live state. Needs no other rank: each reads what its own shards need.
 
     Raises:
         CheckpointError: it cannot be read although it verified.
     """
-    state: dict[str, Any] = dict(tensors(optimizer))
+    state: dict[str, Any] = dict(tensors(live))
     generators = random_state(rank) if same_layout else {}
     try:
         with warnings.catch_warnings():
@@ -60,7 +82,7 @@ def restore(folder: Path, manifest: Manifest, optimizer: ShardedOptimizer, *, ra
         raise CheckpointError(f"{folder} verifies but cannot be loaded: {first_problem(error)}") from error
     except (RuntimeError, KeyError, ValueError, OSError) as error:
         raise CheckpointError(f"{folder} verifies but cannot be loaded: {error}") from error
-    optimizer.set_steps_done(manifest.step)
+    live.optimizer.set_steps_done(manifest.step)
     if same_layout:
         torch.set_rng_state(generators[f"random.{rank}.cpu"])
         if (cuda := generators.get(f"random.{rank}.cuda")) is not None:
@@ -111,13 +133,3 @@ def first_problem(error: CheckpointException) -> str:
     for rank, (cause, _) in sorted(error.failures.items()):
         return f"rank {rank}: {type(cause).__name__}: {' '.join(str(cause).split())[:500]}"
     return type(error).__name__
-
-
-def _locals(optimizer: ShardedOptimizer) -> dict[str, tuple[Piece, Tensor]]:
-    found: dict[str, tuple[Piece, Tensor]] = {}
-    for name, shard in optimizer.shards.items():
-        piece = optimizer.pieces[name]
-        found[f"model.{name}"] = piece, shard
-        for moment, local in optimizer.moments(name).items():
-            found[f"optimizer.{moment}.{name}"] = piece, local
-    return found

@@ -44,6 +44,8 @@ class StepRecord:
     """Seconds of rank 0 per part of the step."""
     memory_bytes: int
     """Highest use of rank 0: of the GPU, or resident on a CPU."""
+    expert_load: float | None
+    """Of the busiest expert of any layer, as a multiple of its even share; null for a dense model."""
     time: float
     """Unix seconds when the step ended."""
 

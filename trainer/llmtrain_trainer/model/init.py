@@ -27,8 +27,13 @@ def standard_deviation(name: str, layers: int) -> float | None:
 def fill(part: Tensor, offsets: tuple[int, ...], shape: tuple[int, ...], *, name: str, seed: int, std: float) -> None:
     """Fill `part`, the box that begins at `offsets` of a whole parameter of that shape, in place.
 
-    Drawn on the CPU in fp32, whatever the device, so that a GPU and a CPU start from the same model.
+    Drawn on the CPU in fp32, whatever the device, so that a GPU and a CPU start from the same model. A stack of
+    matrices, [X, rows, columns], is drawn matrix by matrix.
     """
+    if part.ndim == 3:
+        for number, matrix in enumerate(part, offsets[0]):
+            fill(matrix, offsets[1:], shape[1:], name=f"{name}/{number}", seed=seed, std=std)
+        return
     first, end = offsets[0], offsets[0] + part.shape[0]
     rest = tuple(slice(o, o + n) for o, n in zip(offsets[1:], part.shape[1:], strict=True))
     for block in range(first // ROWS_PER_DRAW, -(-end // ROWS_PER_DRAW)):

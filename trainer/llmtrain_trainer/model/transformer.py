@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from llmtrain_api.presets import ModelDimensions
+from llmtrain_api.presets import ModelDimensions, MoeDimensions
+from llmtrain_trainer.model.moe import MixtureOfExperts
 
 
 class RMSNorm(nn.Module):
@@ -91,25 +92,34 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, dims: ModelDimensions) -> None:
+    def __init__(self, dim: int, width: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(dims.dim, dims.ffn_dim, bias=False)
-        self.up = nn.Linear(dims.dim, dims.ffn_dim, bias=False)
-        self.down = nn.Linear(dims.ffn_dim, dims.dim, bias=False)
+        self.gate = nn.Linear(dim, width, bias=False)
+        self.up = nn.Linear(dim, width, bias=False)
+        self.down = nn.Linear(width, dim, bias=False)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         return self.down(functional.silu(self.gate(x_BLD)) * self.up(x_BLD))
 
 
+def _dense(dims: ModelDimensions) -> FeedForward | MixtureOfExperts:
+    return FeedForward(dims.dim, dims.ffn_dim)
+
+
+def _experts(dim: int, moe: MoeDimensions) -> FeedForward | MixtureOfExperts:
+    shared = FeedForward(dim, moe.shared_experts * moe.ffn_dim) if moe.shared_experts else None
+    return MixtureOfExperts(dim, moe, shared)
+
+
 class Block(nn.Module):
     """One pre-norm layer."""
 
-    def __init__(self, dims: ModelDimensions) -> None:
+    def __init__(self, dims: ModelDimensions, number: int) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(dims.dim, dims.norm_epsilon)
         self.attention = Attention(dims)
         self.feed_forward_norm = RMSNorm(dims.dim, dims.norm_epsilon)
-        self.feed_forward = FeedForward(dims)
+        self.feed_forward = _experts(dims.dim, dims.moe) if dims.moe and dims.has_experts(number) else _dense(dims)
 
     def forward(self, x_BLD: Tensor, cos_LE: Tensor, sin_LE: Tensor) -> Tensor:
         x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), cos_LE, sin_LE)
@@ -126,7 +136,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.dims = dims
         self.embedding: nn.Module | None = nn.Embedding(dims.vocab_size, dims.dim)
-        self.layers = nn.ModuleDict({str(i): Block(dims) for i in range(dims.layers)})
+        self.layers = nn.ModuleDict({str(i): Block(dims, i) for i in range(dims.layers)})
         self.norm: RMSNorm | None = RMSNorm(dims.dim, dims.norm_epsilon)
         self.output: nn.Linear | None = nn.Linear(dims.dim, dims.vocab_size, bias=False)
 
@@ -142,6 +152,11 @@ class Transformer(nn.Module):
     def blocks(self) -> Iterator[Block]:
         """Yield the layers, typed."""
         yield from cast(Iterable[Block], self.layers.values())
+
+    def mixtures(self) -> dict[int, MixtureOfExperts]:
+        """Return the layers' mixtures of experts by the layers' numbers."""
+        layers = ((int(name), cast(Block, block).feed_forward) for name, block in self.layers.items())
+        return {number: part for number, part in layers if isinstance(part, MixtureOfExperts)}
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         """Return logits [B, L, V] of tokens [B, L], in the compute type. `rotary` comes from rotary_tables.

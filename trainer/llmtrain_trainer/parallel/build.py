@@ -1,7 +1,7 @@
 """The model as one rank holds it: some stages, cut and sharded, that together make the gradients of a step.
 
-The order in which a stage is treated is part of what it is: tensor parallel (new shapes), context parallel,
-recomputation (wraps a layer's forward), FSDP2 (whose hooks must run once, outside of all that).
+The order in which a stage is treated is part of what it is: tensor parallel and expert parallel (new shapes), context
+parallel, recomputation (wraps a layer's forward), FSDP2 (whose hooks must run once, outside of all that).
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from llmtrain_trainer.metrics.timer import StepTimer
 from llmtrain_trainer.model.transformer import Transformer, loss_sum, rotary_tables
 from llmtrain_trainer.parallel import apply
 from llmtrain_trainer.parallel.context import own_part, spread_context
-from llmtrain_trainer.parallel.mesh import group_of
-from llmtrain_trainer.parallel.pieces import Cut, pieces_of
+from llmtrain_trainer.parallel.expert import spread_experts
+from llmtrain_trainer.parallel.mesh import data_mesh, expert_data_mesh, expert_mesh, group_of
+from llmtrain_trainer.parallel.pieces import Cuts, join_cuts, pieces_of
 from llmtrain_trainer.parallel.pipeline import Passed, Pipeline
 from llmtrain_trainer.parallel.recompute import recompute
+from llmtrain_trainer.parallel.routing import Routing
 from llmtrain_trainer.parallel.stages import layers_of_stages, stages_of_rank
 from llmtrain_trainer.parallel.tensor import cut_model, sum_replicated
 from llmtrain_trainer.parallel.vocabulary import vocabulary_loss_sum
@@ -37,17 +39,21 @@ class RankModel:
         self._parallelism = config.spec.parallelism
         mesh = config.shape.build(config.device.type)
         self._tensor, self._context = group_of(mesh, "tp"), group_of(mesh, "cp")
+        experts = expert_mesh(config.shape, config.device.type)
+        self._expert = group_of(experts, "ep") if experts else None
         with torch.device("meta"):
             self.stages = {number: self._stage(number) for number in self._own_stages()}
-            self._cuts: dict[str, Cut] = {}
+            self._cuts: Cuts = {}
             for stage in self.stages.values():
-                self._treat(stage)
+                self._cuts = join_cuts(self._cuts, self._treat(stage))
+        meshes = apply.Meshes(data_mesh(mesh), expert_data_mesh(experts) if experts else None)
+        precision, zero_stage = config.spec.training.precision, self._parallelism.zero_stage
         self._sharded = [
-            apply.shard(stage, mesh, precision=config.spec.training.precision, zero_stage=self._parallelism.zero_stage)
-            for stage in self.stages.values()
+            apply.shard(stage, meshes, precision=precision, zero_stage=zero_stage) for stage in self.stages.values()
         ]
         for stage in self.stages.values():
             apply.materialise(stage, config.device)
+        self.routing = Routing(self.stages.values(), config)
         cosine, sine = rotary_tables(config.dimensions, config.device)
         self._rotary = self._own(cosine, dim=0), self._own(sine, dim=0)
         self.parameters: dict[str, nn.Parameter] = {
@@ -115,12 +121,16 @@ class RankModel:
             stage.keep(layers[number], first=number == 0, last=number == count - 1)
         return stage
 
-    def _treat(self, stage: Transformer) -> None:
+    def _treat(self, stage: Transformer) -> Cuts:
+        cuts: Cuts = {}
         if self._tensor:
-            self._cuts |= cut_model(stage, self._tensor)
+            cuts = join_cuts(cuts, cut_model(stage, self._tensor))
+        if self._expert:
+            cuts = join_cuts(cuts, spread_experts(stage, self._expert))
         if self._context:
             spread_context(stage, self._context)
         recompute(stage, self._parallelism.recompute)
+        return cuts
 
     def _passed(self) -> Passed:
         dims, shape, training = self._config.dimensions, self._config.shape, self._config.spec.training

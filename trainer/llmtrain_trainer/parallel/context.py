@@ -33,6 +33,9 @@ def spread_context(model: Transformer, group: dist.ProcessGroup) -> None:
 
     for block in model.blocks():
         block.attention.core = core
+    for mixture in model.mixtures().values():
+        mixture.router.parts = group.size()
+        mixture.router.taken_before = lambda taken: _taken_before(taken, group)
 
 
 def own_part(whole: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
@@ -46,3 +49,10 @@ def _mask(length: int, device: torch.device, group: dist.ProcessGroup) -> Tensor
     keys_S = torch.arange(length * group.size(), device=device)
     queries_L = torch.arange(length, device=device) + group.rank() * length
     return keys_S <= queries_L.unsqueeze(1)
+
+
+def _taken_before(taken_BX: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return how often earlier parts of the sequences have chosen each expert."""
+    parts = taken_BX.new_empty(group.size(), *taken_BX.shape)
+    dist.all_gather_into_tensor(parts.flatten(0, 1), taken_BX.contiguous(), group=group)
+    return parts[: group.rank()].sum(dim=0)

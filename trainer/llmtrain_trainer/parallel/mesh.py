@@ -1,4 +1,8 @@
-"""The only device mesh. Its axes, outermost first: pp, dp_replicate, dp_shard, cp, tp."""
+"""The device mesh. Its axes, outermost first: pp, dp_replicate, dp_shard, cp, tp.
+
+Experts see the same ranks by a second division, in which edp x ep stand where dp_shard x cp stood: ep of these ranks
+hold different experts, and edp of them share each.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +28,19 @@ class ParallelShape:
     dp_shard: int = 1
     cp: int = 1
     tp: int = 1
+    ep: int = 1
+    """Not an axis of its own: these ranks are among those of dp_shard and cp."""
 
     @classmethod
     def of(
-        cls, world_size: int, *, replicate: int = 1, tensor: int = 1, context: int = 1, pipeline: int = 1
+        cls,
+        world_size: int,
+        *,
+        replicate: int = 1,
+        tensor: int = 1,
+        context: int = 1,
+        pipeline: int = 1,
+        expert: int = 1,
     ) -> ParallelShape:
         """Return the shape in which what is left over is sharded. This is the one place that says what is legal.
 
@@ -47,7 +60,15 @@ class ParallelShape:
                     fix="choose one of them, or change workers.replicas or workers.ranksPerWorker",
                 )
             left //= degree
-        return cls(pp=pipeline, dp_replicate=replicate, dp_shard=left, cp=context, tp=tensor)
+        if left * context % expert:
+            raise UserError(
+                "parallelism.expert",
+                expert,
+                f"{left * context} ranks share one copy of the model and its context; {expert} does not divide them",
+                allowed=f"a divisor of {left * context}",
+                fix="choose one, or change the other axes or the number of ranks",
+            )
+        return cls(pp=pipeline, dp_replicate=replicate, dp_shard=left, cp=context, tp=tensor, ep=expert)
 
     def check(self, dims: ModelDimensions) -> None:
         """Refuse a model that cannot be cut so.
@@ -103,6 +124,24 @@ class ParallelShape:
         """Open the mesh and its process groups; a collective call. Axes of one rank are left out: they cost groups."""
         axes = self.active_axes()
         return init_device_mesh(device_type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+
+def expert_mesh(shape: ParallelShape, device_type: str) -> DeviceMesh | None:
+    """Open the mesh by which experts see the ranks; None where every rank holds a part of every expert.
+
+    A collective call, as `build`.
+    """
+    if shape.ep == 1:
+        return None
+    edp = shape.dp_shard * shape.cp // shape.ep
+    axes = {"pp": shape.pp, "dp_replicate": shape.dp_replicate, "edp": edp, "ep": shape.ep, "tp": shape.tp}
+    active = {name: degree for name, degree in axes.items() if degree > 1 or name == "edp"}
+    return init_device_mesh(device_type, tuple(active.values()), mesh_dim_names=tuple(active))
+
+
+def expert_data_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the part of an expert mesh over which FSDP works: [dp_replicate, edp] (HSDP) or [edp]."""
+    return mesh["dp_replicate", "edp"] if "dp_replicate" in (mesh.mesh_dim_names or ()) else mesh["edp"]
 
 
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:

@@ -1,13 +1,14 @@
 """Which box of every whole parameter a rank holds: the one description that init, norms and checkpoints share.
 
 Nobody else needs to know how ranks share the model. A layout is legal when the pieces of all ranks cover each
-parameter, whatever made them (tensor parallel, FSDP, pipeline stages).
+parameter, whatever made them (tensor and expert parallel, FSDP, pipeline stages).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,9 +22,14 @@ from llmtrain_trainer.parallel.mesh import ParallelShape
 class Cut:
     """A parameter is cut along `dim` into `degree` equal parts, of which this rank works with number `index`."""
 
+    axis: Literal["tp", "ep"]
     dim: int
     index: int
     degree: int
+
+
+Cuts = Mapping[str, tuple[Cut, ...]]
+"""By the name of the parameter; along different dims."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +54,24 @@ class Piece:
         return marked
 
 
-def pieces_of(parameters: Mapping[str, Tensor], cuts: Mapping[str, Cut], shape: ParallelShape) -> dict[str, Piece]:
-    """Return the piece of each parameter, by name; `cuts` names those that tensor parallelism has cut."""
-    return {name: _piece(parameter, cuts.get(name), shape) for name, parameter in parameters.items()}
+def pieces_of(parameters: Mapping[str, Tensor], cuts: Cuts, shape: ParallelShape) -> dict[str, Piece]:
+    """Return the piece of each parameter, by name; `cuts` names those that tensor or expert parallelism has cut."""
+    return {name: _piece(parameter, cuts.get(name, ()), shape) for name, parameter in parameters.items()}
+
+
+def whole_of(tensor: Tensor) -> Piece:
+    """Return the piece of a tensor that ranks hold whole."""
+    return Piece(tuple(tensor.shape), (0,) * tensor.ndim, tuple(tensor.shape))
+
+
+def join_cuts(first: Cuts, second: Cuts) -> dict[str, tuple[Cut, ...]]:
+    """Return both tables' cuts of every parameter."""
+    return {name: (*first.get(name, ()), *second.get(name, ())) for name in {**first, **second}}
+
+
+def is_cut(cuts: tuple[Cut, ...], axis: Literal["tp", "ep"]) -> bool:
+    """Tell whether one of a parameter's cuts is by that axis: else its ranks hold the parameter whole."""
+    return any(cut.axis == axis for cut in cuts)
 
 
 def local_of(tensor: Tensor) -> Tensor:
@@ -58,17 +79,17 @@ def local_of(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _piece(parameter: Tensor, cut: Cut | None, shape: ParallelShape) -> Piece:
-    """Add up what FSDP and what the cut took. `parameter` has the shape of the cut's part, whole over FSDP's ranks."""
+def _piece(parameter: Tensor, cuts: tuple[Cut, ...], shape: ParallelShape) -> Piece:
+    """Add up what FSDP and what the cuts took. `parameter` has the shape that they left, whole over FSDP's ranks."""
     whole, offsets, sizes = list(parameter.shape), [0] * parameter.ndim, list(parameter.shape)
     if isinstance(parameter, DTensor):
         mesh, placements = parameter.device_mesh, parameter.placements
         local, start = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
         sizes, offsets = list(local), list(start)
-    if cut is not None:
+    for cut in cuts:
         offsets[cut.dim] += cut.index * parameter.shape[cut.dim]
         whole[cut.dim] *= cut.degree
-    copies = shape.dp_replicate * (1 if cut else shape.tp)
+    copies = shape.dp_replicate * (1 if is_cut(cuts, "tp") else shape.tp)
     return Piece(tuple(whole), tuple(offsets), tuple(sizes), copies)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import cache
 
 from llmtrain_api.presets import ModelDimensions
-from llmtrain_api.spec import STAGES_PER_RANK, PipelineSchedule
+from llmtrain_api.spec import SPLIT_BACKWARD, STAGES_PER_RANK, PipelineSchedule
 
-V_SHAPED = ("ZBV", "DualPipeV")
+V_SHAPED = SPLIT_BACKWARD
 """Schedules in which the stages run down the ranks and up again: the first rank holds the first and the last stage."""
 
 
@@ -33,19 +33,19 @@ def layers_of_stages(dims: ModelDimensions, stages: int) -> list[range]:
     """
     if dims.layers < stages - 1:
         raise ValueError(f"{dims.layers} layers cannot be cut into {stages} stages")
-    head = dims.output_flops() / dims.layer_flops()
+    times = [dims.layer_flops(layer) for layer in range(dims.layers)]
 
     @cache
-    def best(layers: int, stages: int) -> tuple[float, tuple[int, ...]]:
-        """Return the slowest stage's time and the counts of layers: for the last `stages` stages of `layers` layers."""
+    def best(first: int, stages: int) -> tuple[int, tuple[int, ...]]:
+        """Return the slowest stage's time and the counts of layers, of `stages` stages that begin at layer `first`."""
         if stages == 1:
-            return layers + head, (layers,)
+            return sum(times[first:]) + dims.output_flops(), (dims.layers - first,)
         options = []
-        for own in range(layers - (stages - 2), 0, -1):
-            time, rest = best(layers - own, stages - 1)
-            options.append((max(own, time), (own, *rest)))
+        for count in range(dims.layers - first - (stages - 2), 0, -1):
+            time, rest = best(first + count, stages - 1)
+            options.append((max(sum(times[first : first + count]), time), (count, *rest)))
         return min(options, key=lambda option: option[0])
 
-    counts = best(dims.layers, stages)[1]
+    counts = best(0, stages)[1]
     starts = [sum(counts[:n]) for n in range(stages)]
     return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]

@@ -20,16 +20,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from llmtrain_trainer.model.transformer import Attention, FeedForward, Transformer
+from llmtrain_trainer.model.moe import ExpertMatrix, MixtureOfExperts
+from llmtrain_trainer.model.transformer import Attention, Transformer
 from llmtrain_trainer.parallel.collectives import gather_sequence, scatter_sequence
-from llmtrain_trainer.parallel.pieces import Cut
+from llmtrain_trainer.parallel.pieces import Cut, Cuts, is_cut
 from llmtrain_trainer.parallel.vocabulary import VocabularyEmbedding
 
 ROWS, COLUMNS = 0, 1
 CUTS = {"wq": ROWS, "wk": ROWS, "wv": ROWS, "wo": COLUMNS, "gate": ROWS, "up": ROWS, "down": COLUMNS}
 
 
-def cut_model(model: Transformer, group: dist.ProcessGroup) -> dict[str, Cut]:
+def cut_model(model: Transformer, group: dist.ProcessGroup) -> dict[str, tuple[Cut, ...]]:
     """Cut a model, or a stage, that has no memory yet (meta device) in place; return which parameter was cut how.
 
     heads, kv_heads, ffn_dim, vocab_size and the sequence must be multiples of the group's size.
@@ -37,6 +38,8 @@ def cut_model(model: Transformer, group: dist.ProcessGroup) -> dict[str, Cut]:
     for layer in model.blocks():
         _cut_attention(layer.attention, group)
         _cut_feed_forward(layer.feed_forward, group)
+        _gathers(layer.feed_forward, group)
+        _scatters(layer.feed_forward, group)
     if isinstance(model.embedding, nn.Embedding):
         model.embedding = VocabularyEmbedding(_part(model.embedding.weight, ROWS, group), group)
     if model.output is not None:
@@ -44,12 +47,12 @@ def cut_model(model: Transformer, group: dist.ProcessGroup) -> dict[str, Cut]:
         _gathers(model.output, group)
     index, degree = group.rank(), group.size()
     dims = {name: _dim_of(name) for name, _ in model.named_parameters()}
-    return {name: Cut(dim, index, degree) for name, dim in dims.items() if dim is not None}
+    return {name: (Cut("tp", dim, index, degree),) for name, dim in dims.items() if dim is not None}
 
 
-def sum_replicated(gradients: Mapping[str, Tensor], cuts: Mapping[str, Cut], group: dist.ProcessGroup) -> None:
+def sum_replicated(gradients: Mapping[str, Tensor], cuts: Cuts, group: dist.ProcessGroup) -> None:
     """Sum in place, in one reduction, the gradients of parameters that are whole on every rank of the group."""
-    replicated = [gradient for name, gradient in gradients.items() if name not in cuts and gradient.numel()]
+    replicated = [g for name, g in gradients.items() if not is_cut(cuts.get(name, ()), "tp") and g.numel()]
     if not replicated:
         return
     flat = torch.cat([gradient.flatten() for gradient in replicated])
@@ -66,16 +69,22 @@ def _cut_attention(attention: Attention, group: dist.ProcessGroup) -> None:
     _scatters(attention, group)
 
 
-def _cut_feed_forward(feed_forward: FeedForward, group: dist.ProcessGroup) -> None:
-    _cut_linears(feed_forward, group)
-    _gathers(feed_forward, group)
-    _scatters(feed_forward, group)
+def _cut_feed_forward(feed_forward: nn.Module, group: dist.ProcessGroup) -> None:
+    """Cut every expert as a dense network is cut. The router stays whole: all ranks send a token the same way."""
+    if isinstance(feed_forward, MixtureOfExperts):
+        _cut_linears(feed_forward.experts, group)
+        if feed_forward.shared is not None:
+            _cut_linears(feed_forward.shared, group)
+    else:
+        _cut_linears(feed_forward, group)
 
 
 def _cut_linears(module: nn.Module, group: dist.ProcessGroup) -> None:
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
             child.weight = _part(child.weight, CUTS[name], group)
+        elif isinstance(child, ExpertMatrix):
+            child.weight = _part(child.weight, CUTS[name] + 1, group)
 
 
 def _part(weight: Tensor, dim: int, group: dist.ProcessGroup) -> nn.Parameter:
@@ -97,5 +106,8 @@ def _scatters(module: nn.Module, group: dist.ProcessGroup) -> None:
 
 def _dim_of(name: str) -> int | None:
     """Return along which dimension the parameter is cut, or None where every rank holds it whole."""
-    module = name.split(".")[-2]
-    return ROWS if module in ("embedding", "output") else CUTS.get(module)
+    *_, parent, module, _ = ("", *name.split("."))
+    if module in ("embedding", "output"):
+        return ROWS
+    dim = CUTS.get(module)
+    return dim + 1 if dim is not None and parent == "experts" else dim
