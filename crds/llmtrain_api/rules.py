@@ -369,6 +369,7 @@ RULES: tuple[Rule, ...] = (
     _BATCH_IS_SHARED_OUT,
     _WARMUP_ENDS,
     _stays_in_its_folder("spec.checkpoint.store"),
+    _stays_in_its_folder("spec.model.initFrom"),
     _stays_in_its_folder("spec.data.sources[].uri"),
     _stays_in_its_folder("spec.data.tokenizer.uri"),
     _ENVIRONMENT_IS_OURS,
