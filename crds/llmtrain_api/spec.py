@@ -119,9 +119,9 @@ class Model(ApiModel):
     sequence_length: Positive32 | None = None
     """Tokens per sequence."""
     init_from: Annotated[str, Field(min_length=1, max_length=1024, pattern=STORE_PATTERN)] | None = None
-    """First weights, as long as the job has no checkpoint: a folder that Hugging Face transformers wrote (config.json and
-    safetensors, one file or several with an index), at pvc://CLAIM/PATH or file:///PATH. Left out: drawn from
-    training.seed."""
+    """First weights, used as long as the job has no checkpoint: a folder that Hugging Face transformers wrote
+    (config.json and safetensors, one file or several with an index), as pvc://CLAIM/PATH or file:///PATH. Left out:
+    drawn from training.seed."""
 
     def dimensions(self) -> ModelDimensions:
         """Return every dimension decided: the preset's, overridden by what is written here.
