@@ -13,6 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -116,7 +117,10 @@ def _whole_or_not_at_all(out: Path) -> Iterator[Path]:
 def _write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
     path.touch()
     mode = path.stat().st_mode  # as the user's mask wants it; the library may write for its owner alone
-    save_file(dict(tensors), path, metadata={"format": "pt"})
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:  # what it makes of a full disk
+        raise OSError(str(error)) from error
     path.chmod(mode)
     _to_disk(path)
 
