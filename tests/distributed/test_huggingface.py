@@ -15,12 +15,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from llmtrain_api.presets import ModelDimensions
+from llmtrain_api.presets import PRESETS, ModelDimensions
 from llmtrain_trainer import export
 from llmtrain_trainer.checkpoint import state
+from llmtrain_trainer.checkpoint.huggingface import config_json
+from llmtrain_trainer.checkpoint.huggingface.families import LLAMA
 from llmtrain_trainer.data.loader import Loader
 from llmtrain_trainer.data.order import SampleOrder
 from llmtrain_trainer.data.tokenizer import ByteTokenizer
+from llmtrain_trainer.errors import UserError
 from llmtrain_trainer.model.transformer import Transformer, rotary_tables
 from tests.support.ranks import Job, merged
 
@@ -112,6 +115,23 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     model.save_pretrained(folders["shards"], max_shard_size="20KB")
     assert len(list(folders["shards"].glob("*.safetensors"))) > 3
     return folders
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_config_means_the_same_to_transformers_and_to_us(preset: str, tmp_path: Path) -> None:
+    from transformers import LlamaConfig
+
+    dims = PRESETS[preset]
+    ours = config_json.write(LLAMA, dims, "float32")
+    (tmp_path / "config.json").write_text(json.dumps(ours))
+    read = LlamaConfig.from_pretrained(tmp_path)
+    assert read.rope_parameters == {"rope_theta": dims.rope_theta, "rope_type": "default"}
+    assert {key: getattr(read, key) for key in LLAMA.dimensions if key != "rope_theta"} == {
+        key: getattr(dims, name) for key, name in LLAMA.dimensions.items() if key != "rope_theta"
+    }
+    read.save_pretrained(tmp_path)
+    assert list(config_json.differences(config_json.read(tmp_path, UserError), LLAMA, dims)) == []
+    assert list(config_json.differences(ours, LLAMA, dims)) == []
 
 
 def test_a_checkpoint_of_two_ranks_gives_the_same_logits_in_transformers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -61,7 +62,7 @@ class FirstWeights:
     def __init__(self, config: RunConfig, uri: str) -> None:
         self._uri = uri
         folder = config.local_path(FIELD, uri)
-        if not folder.is_dir():
+        if not os.path.isdir(folder):  # unlike Path's, False also where the way to it may not be searched
             problem, fix = f"there is no folder {folder}", "correct the address, or mount the volume that holds it"
             raise self._wrong(problem, allowed=config_json.FOLDER, fix=fix)
         family = family_of(config.dimensions)
@@ -71,11 +72,10 @@ class FirstWeights:
             raise self._wrong(problem, allowed=difference.allowed, fix=difference.fix)
         self._weights = Weights(folder, self._wrong)
         self._parts = parts_of(family, parameter_shapes(config.dimensions))
-        self._sources = {part.theirs: part.theirs for part in self._parts}
-        tied, source = family.tied
-        if described.get("tie_word_embeddings"):  # then transformers does not look at the first, even where it is there
-            self._sources[tied] = source
-        self._check(ignored={tied} if self._sources[tied] == source else set())
+        # Where they are tied, transformers does not look at the first of the two, even where it is there.
+        tied = dict([family.tied]) if described.get("tie_word_embeddings") else {}
+        self._sources = {part.theirs: tied.get(part.theirs, part.theirs) for part in self._parts}
+        self._check(ignored=set(tied))
 
     def fingerprint(self) -> str:
         """Return a hash over name, shape, type and first row of every tensor: cheap, and other weights differ."""
@@ -111,7 +111,7 @@ class FirstWeights:
         if missing:
             fix = "copy the whole folder there anew, or choose weights of this model"
             raise self._wrong(f"no tensor {_some(missing)}", allowed=f"all {len(wanted)} tensors of the model", fix=fix)
-        extra = [name for name in found if name not in wanted | dict.fromkeys(ignored) and not _is_harmless(name)]
+        extra = [name for name in found if not (name in wanted or name in ignored or name.endswith(HARMLESS))]
         if extra:
             problem = f"tensor {_some(extra)}, for which this model has no place"
             allowed, fix = f"the {len(wanted)} tensors of the model alone", "choose weights of this model"
@@ -121,13 +121,13 @@ class FirstWeights:
 
     def _check_tensor(self, name: str, shape: tuple[int, ...], part: Part) -> None:
         if shape != part.shape:
-            same_depth = len(shape) == len(part.shape)
-            deciding = {f for f, a, b in zip(part.fields, shape, part.shape, strict=False) if a != b or not same_depth}
-            fields = " and ".join(f"model.{field}" for field in sorted(deciding))
+            dims = zip(part.fields, shape, part.shape, strict=True) if len(shape) == len(part.shape) else ()
+            deciding = sorted({field for field, found, wanted in dims if found != wanted} or set(part.fields))
+            fields = " and ".join(f"model.{field}" for field in deciding)
             raise self._wrong(
                 f"tensor {name} has the shape {list(shape)}",
-                allowed=f"{list(part.shape)}, which {fields or 'the model'} decides",
-                fix=f"correct {fields or 'the model'}, or choose other weights",
+                allowed=f"{list(part.shape)}, which {fields} decides",
+                fix=f"correct {fields}, or choose other weights",
             )
         if self._weights.dtype(name) not in TYPES:
             problem, fix = f"tensor {name} is of type {self._weights.dtype(name)}", "save them in float32 or bfloat16"
@@ -141,7 +141,3 @@ def _some(names: Iterable[str]) -> str:
     listed = list(names)
     more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
     return ", ".join(listed[:NAMED]) + more
-
-
-def _is_harmless(name: str) -> bool:
-    return name.endswith(HARMLESS)
