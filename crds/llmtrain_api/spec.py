@@ -130,7 +130,7 @@ class Model(ApiModel):
             ValueError: neither a preset nor all dimensions are given.
         """
         base = PRESETS[self.preset].model_dump() if self.preset else {}
-        own = {k: v for k, v in self.model_dump(include=set(MODEL_DIMENSION_FIELDS)).items() if v is not None}
+        own = {k: v for k, v in self.model_dump(exclude={"preset", "init_from"}).items() if v is not None}
         missing = [f for f in MODEL_DIMENSION_FIELDS if f not in base and f not in own]
         if missing:
             raise ValueError(f"without a preset these dimensions are needed: {', '.join(missing)}")

@@ -63,7 +63,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         type=_positive,
         default=SHARD_BYTES,
         metavar="N",
-        help=f"most bytes of tensors in one file, which is also what the command holds in memory ({SHARD_BYTES})",
+        help=f"most bytes of tensors in one file, and of whole files in memory (default: {SHARD_BYTES})",
     )
     return parser.parse_args(arguments)
 

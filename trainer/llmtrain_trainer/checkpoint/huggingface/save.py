@@ -41,7 +41,8 @@ class Written:
 def save(checkpoint: Path, manifest: Manifest, out: Path, *, dtype: torch.dtype, max_shard_bytes: int) -> Written:
     """Write config.json and safetensors to `out`, which does not exist or is an empty folder.
 
-    Holds one file's tensors in memory at a time. Everything lies in a folder beside `out` until it is whole.
+    Holds one file's tensors in memory at a time, and the piece that is being read. Everything lies in a folder beside
+    `out` until it is whole.
 
     Raises:
         CheckpointError: the checkpoint cannot be read although it verified.
