@@ -42,7 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
     except CheckpointError as error:
         return _complain(error, ExitCode.CHECKPOINT)
     except OSError as error:
-        return _complain(f"OUT: {str(out)!r}: cannot be written: {error.strerror or error}", ExitCode.USER_ERROR)
+        allowed, fix = "a folder that may be made, with room in it", "make room there, or choose another"
+        unwritable = ExportError("OUT", out, f"it cannot be written: {error}", allowed=allowed, fix=fix)
+        return _complain(unwritable, ExitCode.USER_ERROR)
     print(
         f"{out}: step {manifest.step}, {written.bytes:,} bytes of tensors ({options.dtype}) in {written.files} file(s)"
     )
