@@ -15,7 +15,7 @@ MUTABLE = (
 
 _OPTIONAL = {
     "spec.workers": ("ranksPerWorker",),
-    "spec.model": ("preset", "dim", "layers", "heads", "kvHeads", "ffnDim", "vocabSize", "sequenceLength"),
+    "spec.model": ("preset", "dim", "layers", "heads", "kvHeads", "ffnDim", "vocabSize", "sequenceLength", "initFrom"),
     "spec.data.tokenizer": ("uri",),
     "spec.training": ("syncEveryMicroBatches",),
     "spec.training.optimizer": ("learningRate", "beta2", "weightDecay"),

@@ -92,6 +92,7 @@ RULES: tuple[Rule, ...] = (
     *MOE_RULES,
     _WARMUP_ENDS,
     _stays_in_its_folder("spec.checkpoint.store"),
+    _stays_in_its_folder("spec.model.initFrom"),
     _stays_in_its_folder("spec.data.sources[].uri"),
     _stays_in_its_folder("spec.data.tokenizer.uri"),
     _ENVIRONMENT_IS_OURS,

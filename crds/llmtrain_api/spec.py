@@ -9,6 +9,7 @@ from pydantic import Field
 from llmtrain_api.constants import MANAGER
 from llmtrain_api.meta import ApiModel, Count32, Positive32
 from llmtrain_api.spec_model import Model
+from llmtrain_api.uris import SOURCE_PATTERN, STORE_PATTERN
 
 TEMPLATE_FIELDS = (
     "affinity",
@@ -57,10 +58,6 @@ def pod_spec_schema(schema: dict[str, Any]) -> None:
     }
 
 
-_CLAIM = r"pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?(/[^\s]*)?"
-_FILE = r"file:///[^\s/][^\s]*"
-STORE_PATTERN = rf"^({_CLAIM}|{_FILE})$"
-SOURCE_PATTERN = rf"^({_CLAIM}|{_FILE}|builtin://python-stdlib)$"
 RESOURCE_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 IMAGE_PATTERN = r"^[^\s]+$"
 

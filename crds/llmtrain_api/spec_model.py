@@ -8,6 +8,7 @@ from pydantic import Field
 
 from llmtrain_api.meta import ApiModel, Positive32
 from llmtrain_api.presets import PRESETS, ModelDimensions
+from llmtrain_api.uris import STORE_PATTERN
 
 PresetName = Literal[
     "tiny",
@@ -72,6 +73,10 @@ class Model(ApiModel):
     """Number of tokens the model knows; at least 257 where text is read as bytes."""
     sequence_length: Positive32 | None = None
     """Tokens per sequence."""
+    init_from: Annotated[str, Field(min_length=1, max_length=1024, pattern=STORE_PATTERN)] | None = None
+    """First weights, used as long as the job has no checkpoint: a folder that Hugging Face transformers wrote
+    (config.json and safetensors, one file or several with an index), as pvc://CLAIM/PATH or file:///PATH. Left out:
+    drawn from training.seed."""
     moe: MixtureOfExperts | None = None
     """Makes feed-forward layers mixtures of experts. Replaces what the preset has."""
 
@@ -82,7 +87,7 @@ class Model(ApiModel):
             ValueError: neither a preset nor all dimensions are given.
         """
         base = PRESETS[self.preset].model_dump() if self.preset else {}
-        own = {k: v for k, v in self.model_dump(exclude={"preset", "moe"}).items() if v is not None}
+        own = {k: v for k, v in self.model_dump(exclude={"preset", "moe", "init_from"}).items() if v is not None}
         missing = [f for f in MODEL_DIMENSION_FIELDS if f not in base and f not in own]
         if missing:
             raise ValueError(f"without a preset these dimensions are needed: {', '.join(missing)}")

@@ -8,6 +8,11 @@ from pathlib import PurePosixPath
 
 from llmtrain_api.constants import VOLUME_ROOT
 
+_CLAIM = r"pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?(/[^\s]*)?"
+_FILE = r"file:///[^\s/][^\s]*"
+STORE_PATTERN = rf"^({_CLAIM}|{_FILE})$"
+SOURCE_PATTERN = rf"^({_CLAIM}|{_FILE}|builtin://python-stdlib)$"
+
 
 @dataclass(frozen=True)
 class Uri:

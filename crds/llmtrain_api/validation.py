@@ -14,8 +14,9 @@ from llmtrain_api.crdgen import job_schema
 from llmtrain_api.explain import describe, did_you_mean, fix_for, letters, shorten
 from llmtrain_api.rule import Rule, Scope
 from llmtrain_api.rules import RULES
-from llmtrain_api.spec import IMAGE_PATTERN, RESOURCE_PATTERN, SOURCE_PATTERN, STORE_PATTERN, LLMTrainJobSpec
+from llmtrain_api.spec import IMAGE_PATTERN, RESOURCE_PATTERN, LLMTrainJobSpec
 from llmtrain_api.structural import PRESERVE, Schema, nodes, with_defaults, without_nulls
+from llmtrain_api.uris import SOURCE_PATTERN, STORE_PATTERN
 
 _METADATA_FIELDS = (
     "annotations",

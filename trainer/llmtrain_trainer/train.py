@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from llmtrain_api.constants import ExitCode
+from llmtrain_trainer.checkpoint.huggingface.load import open_first_weights
 from llmtrain_trainer.checkpoint.manager import CheckpointManager, Position
 from llmtrain_trainer.checkpoint.state import TrainingState, check_model
 from llmtrain_trainer.config import RunConfig
@@ -70,6 +71,8 @@ class Trainer:
         with phases.phase("data"):
             self.data = open_data(config, ranks)
             self.checkpoints.data_fingerprint = self.data.fingerprint
+        with phases.phase("first_weights"):
+            self.first_weights = None if self.resume.manifest else open_first_weights(config, ranks)
 
     def train(self) -> ExitCode:
         """Train to the last step, or to the step in which SIGTERM was agreed on; both end in a committed checkpoint.
@@ -94,7 +97,7 @@ class Trainer:
         return code
 
     def _load(self) -> Position:
-        """Build the model in this rank's shape and fill it: from the seed, or from the checkpoint agreed on."""
+        """Build the model in its shape and fill it: from the checkpoint agreed on, first weights, or the seed."""
         manifest = self.resume.manifest
         self.reporter.skipped = self.resume.skipped
         for reason in self.resume.skipped:
@@ -113,11 +116,19 @@ class Trainer:
             self.state = TrainingState(self.optimizer, self.model.routing.tensors())
         with self.phases.phase("checkpoint_load" if manifest else "initialise"):
             if manifest is None:
-                self.model.initialise()
+                self._initialise()
                 return Position()
             position = self.checkpoints.restore(manifest, self.state)
         self.reporter.event("resumed", step=position.step, skipped=list(self.resume.skipped))
         return position
+
+    def _initialise(self) -> None:
+        if self.first_weights is None:
+            self.model.initialise()
+            return
+        self.first_weights.fill(self.optimizer.shards, self.optimizer.pieces)
+        self.first_weights = None  # lets go of the files
+        self.reporter.event("initialised", source=self.config.spec.model.init_from)
 
     def _step(self, position: Position) -> tuple[Position, bool]:
         """Make one optimizer step. Returns where training stands after it, and whether to stop."""

@@ -43,7 +43,7 @@ class PodSettings:
 
 def claims(spec: LLMTrainJobSpec) -> list[str]:
     """Return the PersistentVolumeClaims that the job's addresses name, each once, sorted."""
-    addresses: list[str | None] = [spec.checkpoint.store, spec.data.tokenizer.uri]
+    addresses: list[str | None] = [spec.checkpoint.store, spec.data.tokenizer.uri, spec.model.init_from]
     addresses += [source.uri for source in spec.data.sources]
     return sorted({claim for address in addresses if address and (claim := _claim(address))})
 

@@ -14,8 +14,7 @@ def claims_of(job: LLMTrainJob) -> list[str]:
     """Return the claims that a job's addresses name."""
     spec = job.spec
     addresses = [spec.checkpoint.store, *(source.uri for source in spec.data.sources)]
-    if spec.data.tokenizer.uri:
-        addresses.append(spec.data.tokenizer.uri)
+    addresses += [address for address in (spec.data.tokenizer.uri, spec.model.init_from) if address]
     return sorted({claim for claim in (Uri.parse(address).claim for address in addresses) if claim})
 
 

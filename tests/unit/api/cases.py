@@ -36,6 +36,7 @@ ACCEPTED = (
         "a small vocabulary with a tokenizer",
         {"spec.model.vocabSize": 100, "spec.data.tokenizer": {"uri": "file:///t/tokenizer.json"}},
     ),
+    Case("first weights from a claim", {"spec.model.initFrom": "pvc://weights/llama-3"}),
     Case("the smallest vocabulary for bytes", {"spec.model.vocabSize": 257}),
     Case("replicas of the model on all ranks", {"spec.parallelism.replicate": 4}),
     Case("pairs of ranks share every matrix", {"spec.parallelism": {"tensor": 2, "replicate": 2}}),
@@ -175,6 +176,7 @@ MISTYPED = (
         ("spec.checkpoint.store",),
         ("s3://bucket/x", "pvc://CLAIM/PATH"),
     ),
+    Case("a hub's name", {"spec.model.initFrom": "meta/llama"}, ("spec.model.initFrom",), ("pvc://CLAIM/PATH",)),
     Case(
         "root of the file system as the store",
         {"spec.checkpoint.store": "file:///"},
@@ -355,6 +357,12 @@ BROKEN_RULES = (
         {"spec.data.sources": [{"uri": "file:///a"}, {"uri": "pvc://c/../d"}]},
         ("spec.data.sources[1].uri",),
         ("pvc://c/../d is refused",),
+    ),
+    Case(
+        "first weights outside their claim",
+        {"spec.model.initFrom": "pvc://c/../weights"},
+        ("spec.model.initFrom",),
+        ("pvc://c/../weights is refused", "without '..'"),
     ),
     Case(
         "tokenizer outside its claim",

@@ -53,6 +53,12 @@ FROZEN = (
     ),
     _frozen("the preset", "spec.model.preset", "demo", "demo is refused; allowed: tiny"),
     _frozen("a dimension, added", "spec.model.layers", 3, "3 is refused; allowed: nothing"),
+    _frozen(
+        "the first weights, added",
+        "spec.model.initFrom",
+        "pvc://weights/llama",
+        "pvc://weights/llama is refused; allowed: nothing",
+    ),
     _frozen("the model's replicas", "spec.parallelism.replicate", 2, "2 is refused; allowed: 1"),
     _frozen("the tensor axis", "spec.parallelism.tensor", 2, "2 is refused; allowed: 1"),
     _frozen("the context axis", "spec.parallelism.context", 2, "2 is refused; allowed: 1"),

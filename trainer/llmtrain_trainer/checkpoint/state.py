@@ -72,16 +72,8 @@ def restore(folder: Path, manifest: Manifest, live: TrainingState, *, rank: int,
     Raises:
         CheckpointError: it cannot be read although it verified.
     """
-    state: dict[str, Any] = dict(tensors(live))
     generators = random_state(rank) if same_layout else {}
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # no_dist is what we want
-            load({**state, **generators}, storage_reader=FileSystemReader(folder), no_dist=True)
-    except CheckpointException as error:
-        raise CheckpointError(f"{folder} verifies but cannot be loaded: {first_problem(error)}") from error
-    except (RuntimeError, KeyError, ValueError, OSError) as error:
-        raise CheckpointError(f"{folder} verifies but cannot be loaded: {error}") from error
+    read(folder, {**tensors(live), **generators})
     live.optimizer.set_steps_done(manifest.step)
     if same_layout:
         torch.set_rng_state(generators[f"random.{rank}.cpu"])
@@ -92,6 +84,22 @@ def restore(folder: Path, manifest: Manifest, live: TrainingState, *, rank: int,
             "the checkpoint was made by %d ranks in another layout: random generators start anew from the seed",
             manifest.world_size,
         )
+
+
+def read(folder: Path, state: dict[str, Tensor]) -> None:
+    """Fill tensors by name, in place, from a verified checkpoint. Needs no process group; other names are not read.
+
+    Raises:
+        CheckpointError: it cannot be read although it verified.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # no_dist is what we want
+            load(dict(state), storage_reader=FileSystemReader(folder), no_dist=True)
+    except CheckpointException as error:
+        raise CheckpointError(f"{folder} verifies but cannot be loaded: {first_problem(error)}") from error
+    except (RuntimeError, KeyError, ValueError, OSError) as error:
+        raise CheckpointError(f"{folder} verifies but cannot be loaded: {error}") from error
 
 
 def check_model(manifest: Manifest, wanted: ModelDimensions) -> None:

@@ -57,6 +57,19 @@ class CheckpointStore:
         self._attempt = attempt
         self._bad: set[int] = set()
 
+    @classmethod
+    def to_read(cls, root: Path) -> CheckpointStore:
+        """Open the folder of whatever run, to look for checkpoints: nothing in it is changed.
+
+        Raises:
+            BadCheckpoint: it is no such folder.
+        """
+        try:
+            run_id = str(json.loads((root / OWNER).read_text(encoding="utf-8"))["runId"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadCheckpoint(f"{OWNER} cannot be read ({type(error).__name__})") from error
+        return cls(root, uri=str(root), run_id=run_id, attempt=0)
+
     def claim(self) -> str:
         """Make the folder ours, or find that it is. Returns the owner file's content.
 
@@ -215,6 +228,18 @@ class CheckpointStore:
         if skipped:
             skipped.insert(0, "no checkpoint verifies, so training begins anew")
         return Resume(None, tuple(skipped))
+
+    def good(self, step: int) -> Manifest:
+        """Return the manifest of a step's checkpoint, of which every byte verifies.
+
+        Raises:
+            BadCheckpoint: it does not, or there is none of this step.
+        """
+        return manifests.verify(self.committed_path(step), run_id=self._run_id, step=step)
+
+    def steps(self) -> list[int]:
+        """Return the steps of which a checkpoint lies here, good or not, the oldest first."""
+        return sorted(step for step, _ in self._numbered(COMMITTED_NAME))
 
     def unfinished(self) -> list[str]:
         """Return the names of half-written checkpoints that earlier attempts left."""

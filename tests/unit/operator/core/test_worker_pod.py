@@ -87,14 +87,16 @@ def test_every_claim_of_every_address_is_mounted_once() -> None:
         data={
             "sources": [{"uri": "pvc://corpus/en"}, {"uri": "pvc://checkpoints/x"}, {"uri": "file:///data"}],
             "tokenizer": {"uri": "pvc://my.tokens/tokenizer.json"},
-        }
+        },
+        model={"initFrom": "pvc://weights/llama"},
     )
-    assert claims(builder.build().spec) == ["checkpoints", "corpus", "my.tokens"]
+    assert claims(builder.build().spec) == ["checkpoints", "corpus", "my.tokens", "weights"]
     paths = [mount["mountPath"] for mount in trainer(pod(builder))["volumeMounts"]]
     assert [path for path in paths if path.startswith("/mnt")] == [
         "/mnt/llmtrain/checkpoints",
         "/mnt/llmtrain/corpus",
         "/mnt/llmtrain/my.tokens",
+        "/mnt/llmtrain/weights",
     ]
 
 

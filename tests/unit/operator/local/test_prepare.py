@@ -114,7 +114,7 @@ def test_a_run_keeps_its_volumes(tmp_path: Path) -> None:
     assert begin(tmp_path, volumes={"checkpoints": disk}, fresh=True).volumes == {"checkpoints": disk}
 
 
-def test_claims_are_those_of_store_sources_and_tokenizer() -> None:
+def test_claims_are_those_of_store_sources_tokenizer_and_first_weights() -> None:
     manifest = changed(
         "spec.data",
         {
@@ -122,7 +122,8 @@ def test_claims_are_those_of_store_sources_and_tokenizer() -> None:
             "tokenizer": {"uri": "pvc://words/tokenizer.json"},
         },
     )
-    assert claims_of(LLMTrainJob.parse(manifest)) == ["checkpoints", "corpus", "words"]
+    manifest["spec"]["model"]["initFrom"] = "pvc://weights/llama"
+    assert claims_of(LLMTrainJob.parse(manifest)) == ["checkpoints", "corpus", "weights", "words"]
 
 
 @pytest.mark.parametrize(

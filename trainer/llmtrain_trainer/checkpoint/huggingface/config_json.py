@@ -1,0 +1,135 @@
+"""config.json in both directions: what transformers must be told of our model, and what of theirs must equal ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic.alias_generators import to_camel
+
+from llmtrain_api.presets import PRESETS, ModelDimensions
+from llmtrain_trainer.checkpoint.huggingface.families import Family
+from llmtrain_trainer.errors import UserError
+
+NAME = "config.json"
+PRESET_ONLY = ("rope_theta", "norm_epsilon")
+"""Dimensions that no field of spec.model sets: they come with the preset."""
+UNSCALED = (None, "default")
+"""Kinds of rotary positions that are ours: no stretching."""
+
+Wrong = Callable[..., UserError]
+"""Makes the error to raise of a folder: wrong(problem, allowed=..., fix=...)."""
+FOLDER = "a folder that transformers' save_pretrained wrote"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that config.json says and our model does not do."""
+
+    problem: str
+    allowed: str
+    fix: str
+
+
+def write(family: Family, dims: ModelDimensions, dtype: str) -> dict[str, Any]:
+    """Return the content of config.json for our model of these dimensions; `dtype` as torch spells it: float32."""
+    return {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        **{key: getattr(dims, ours) for key, ours in family.dimensions.items()},
+        **family.fixed,
+        "max_position_embeddings": dims.sequence_length,
+        "rope_scaling": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": dtype,
+        "bos_token_id": None,  # a family's own defaults are marks of its tokenizer, not of the one we trained with
+        "eos_token_id": None,
+    }
+
+
+def read(folder: Path, wrong: Wrong) -> dict[str, Any]:
+    """Return config.json with the settings of rotary positions at the top, where files before transformers 5 have them.
+
+    Raises:
+        UserError: it is not there, not readable, or no JSON object.
+    """
+    content = read_object(folder / NAME, wrong)
+    rotary = content.get("rope_parameters")
+    return {**content, **rotary} if isinstance(rotary, dict) else content
+
+
+def read_object(path: Path, wrong: Wrong) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        UserError: it is not there, not readable, or no JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise wrong(f"there is no {path}", allowed=FOLDER, fix="copy it there, or correct the address") from None
+    except (OSError, ValueError) as error:
+        raise wrong(f"{path} cannot be read: {error}", allowed=FOLDER, fix="copy it there anew") from error
+    if not isinstance(content, dict):
+        raise wrong(f"{path} is no JSON object", allowed=FOLDER, fix="copy it there anew")
+    return content
+
+
+def differences(config: Mapping[str, Any], family: Family, dims: ModelDimensions) -> Iterator[Difference]:
+    """Yield what our model of these dimensions would compute differently, the most telling first."""
+    if config.get("model_type") != family.model_type:
+        yield Difference(
+            f"model_type is {config.get('model_type')!r}", f"{family.model_type!r}", "choose weights of that family"
+        )
+        return
+    for key, ours in family.dimensions.items():
+        found, wanted = _value(config, family, key), getattr(dims, ours)
+        if found != wanted:
+            fix = _fix(ours, found)
+            yield Difference(f"{key} is {found!r} and this job's model has {wanted!r}", f"{key} {wanted!r}", fix)
+    for key, wanted in family.fixed.items():
+        found = _value(config, family, key)
+        if found != wanted:
+            yield Difference(f"{key} is {found!r}", f"{key} {wanted!r} alone", "choose other weights")
+    yield from _odd_rotary(config)
+    if config.get("quantization_config"):
+        fix = "save them dequantized, in float32 or bfloat16"
+        yield Difference("quantization_config: the weights are quantized", "weights that are not quantized", fix)
+
+
+def _value(config: Mapping[str, Any], family: Family, key: str) -> Any:
+    """Return what transformers would take for a key. Two of them follow from others where they are left out."""
+    found = config.get(key)
+    if found is None and key == "num_key_value_heads":
+        return config.get("num_attention_heads")
+    if found is None and key == "head_dim":
+        dim, heads = config.get("hidden_size"), config.get("num_attention_heads")
+        return dim // heads if isinstance(dim, int) and isinstance(heads, int) and heads else None
+    return family.defaults.get(key) if found is None else found
+
+
+def _fix(ours: str, found: Any) -> str:
+    if found is None:
+        return "complete config.json, or choose other weights"
+    if ours in PRESET_ONLY:
+        having = [name for name, size in PRESETS.items() if getattr(size, ours) == found]
+        presets = f"use a model.preset that has it ({', '.join(having)})" if having else "no preset has it"
+        return f"{presets}, or choose other weights"
+    if ours == "head_dim":
+        return "choose weights whose heads are hidden_size / num_attention_heads wide"
+    return f"set model.{to_camel(ours)} to {found!r}, or choose other weights"
+
+
+def _odd_rotary(config: Mapping[str, Any]) -> Iterator[Difference]:
+    scaling = config.get("rope_scaling") or {}
+    for holder in (config, scaling if isinstance(scaling, Mapping) else {"rope_type": scaling}):
+        kind = holder.get("rope_type", holder.get("type"))
+        if kind not in UNSCALED:
+            fix = "choose weights that were made without scaling of rotary positions"
+            yield Difference(f"rope_scaling is of type {kind!r}", "rotary positions without scaling", fix)
+    turned = config.get("partial_rotary_factor", 1)
+    if turned not in (None, 1):
+        yield Difference(f"partial_rotary_factor is {turned!r}", "1: whole heads are turned", "choose other weights")
