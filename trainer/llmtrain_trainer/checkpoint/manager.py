@@ -21,7 +21,7 @@ from llmtrain_trainer.checkpoint import manifest as manifests
 from llmtrain_trainer.checkpoint import state as states
 from llmtrain_trainer.checkpoint.manifest import FileEntry, Manifest
 from llmtrain_trainer.checkpoint.state import TrainingState
-from llmtrain_trainer.checkpoint.store import CheckpointStore, Resume
+from llmtrain_trainer.checkpoint.store import MARKER, CheckpointStore, Resume
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.distributed import COLLECTIVE_TIMEOUT, Ranks
 from llmtrain_trainer.errors import CheckpointError
@@ -201,8 +201,8 @@ class CheckpointManager:
         """Return size and checksum of each file that this rank wrote, or what went wrong."""
         rank = self._config.launch.global_rank
         try:
-            names = [*path.glob(f"__{rank}_*.distcp"), *(path.glob(".metadata") if rank == 0 else ())]
-            return {p.name: manifests.entry_of(p) for p in names}
+            shared = [path / ".metadata", path / MARKER] if rank == 0 else []
+            return {p.name: manifests.entry_of(p) for p in (*path.glob(f"__{rank}_*.distcp"), *shared)}
         except OSError as error:
             return f"rank {rank}: {error}"
 

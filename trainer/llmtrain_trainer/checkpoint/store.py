@@ -246,9 +246,12 @@ class CheckpointStore:
                 yield int(match[1]), path
 
     def _is_ours(self, path: Path) -> bool:
+        """Tell by the mark, or, where that is damaged, by a sound manifest: else its room would never come back."""
         try:
             return bool(json.loads((path / MARKER).read_text(encoding="utf-8"))["runId"] == self._run_id)
         except (OSError, ValueError, KeyError, TypeError):
+            with contextlib.suppress(BadCheckpoint):
+                return manifests.read(path).run_id == self._run_id
             return False
 
     def _remove(self, path: Path) -> None:
