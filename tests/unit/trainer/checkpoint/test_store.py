@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -156,15 +157,52 @@ def test_unfinished_ones_of_any_attempt_are_named_and_cleared(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_abandoned_one_gives_its_room_back_and_is_still_known_for_ours(tmp_path: Path) -> None:
+def test_an_abandoned_one_leaves_nothing_but_a_strangers_file(tmp_path: Path) -> None:
     store = _store(tmp_path)
     staging = store.begin(4)
     (staging / "__0_0.distcp").write_bytes(b"x" * 1000)
     store.abandon(4)
-    (staging / "__1_0.distcp").write_bytes(b"another rank was not done yet")
-    assert sorted(p.name for p in staging.iterdir()) == ["__1_0.distcp", "run.json"]
-    _store(tmp_path, attempt=2).clear_unfinished()
+    store.abandon(4)
     assert list(tmp_path.iterdir()) == []
+    store.begin(4)
+    (staging / "notes.txt").write_text("mine")
+    store.abandon(4)
+    assert [p.name for p in staging.iterdir()] == ["notes.txt"]
+
+
+def _refuse(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(_handle: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+
+
+def test_a_folder_that_could_not_be_marked_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = _store(tmp_path)
+    with monkeypatch.context() as broken:
+        _refuse(broken, errno.ENOSPC)
+        with pytest.raises(OSError, match="No space left"):
+            store.begin(4)
+    assert list(tmp_path.iterdir()) == []
+    assert store.begin(4).is_dir()
+
+
+def test_a_store_of_ours_that_is_full_at_a_start_is_no_mistake_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = _store(tmp_path).claim()
+
+    def refuse(number: int) -> None:
+        def touch(_path: Path) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(Path, "touch", touch)
+
+    refuse(errno.ENOSPC)
+    assert _store(tmp_path, attempt=2).claim() == owner
+    refuse(errno.EROFS)
+    with pytest.raises(UserError, match="Read-only file system"):
+        _store(tmp_path, attempt=3).claim()
 
 
 @pytest.mark.parametrize("times", [1, 3])
