@@ -18,6 +18,7 @@ _OPTIONAL = {
     "spec.model": ("preset", "dim", "layers", "heads", "kvHeads", "ffnDim", "vocabSize", "sequenceLength"),
     "spec.data.tokenizer": ("uri",),
     "spec.training": ("syncEveryMicroBatches",),
+    "spec.checkpoint": ("keepEverySteps",),
     "spec.training.optimizer": ("learningRate", "beta2", "weightDecay"),
 }
 """Fields that may be absent: they have no default."""

@@ -247,6 +247,8 @@ class Checkpoint(ApiModel):
     """Optimizer steps between checkpoints. The last step is always saved."""
     keep: Annotated[int, Field(ge=1, le=1000, json_schema_extra={"format": "int32"})] = 3
     """Committed checkpoints kept. The newest good one is never deleted."""
+    keep_every_steps: Positive32 | None = None
+    """Checkpoints at multiples of it are made too, and stay for good, beside the `keep` newest. Default: none stays."""
 
 
 class Deadlines(ApiModel):

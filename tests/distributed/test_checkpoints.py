@@ -101,6 +101,12 @@ def test_every_kind_of_damage_is_skipped_by_name_and_healed(new_job: Callable[..
         assert healed.events("finished")[0].get("already") is True, f"{damage.__name__}: step 6 was saved anew"
 
 
+def test_some_stay_for_good_beside_the_newest(new_job: Callable[..., Job]) -> None:
+    job = new_job(training={"steps": 16}, checkpoint={"everySteps": 3, "keep": 2, "keepEverySteps": 5})
+    assert job.run(2).wait() == [0, 0]
+    assert job.checkpoints() == [f"step-{step:08d}" for step in (5, 10, 15, 16)]
+
+
 def test_all_damaged_starts_from_the_beginning_and_half_written_is_cleared(new_job: Callable[..., Job]) -> None:
     job = new_job()
     assert job.run(2).wait() == [0, 0]

@@ -87,7 +87,7 @@ class Trainer:
         stopped = False
         while position.step < self.training.steps and not stopped:
             position, stopped = self._step(position)
-            if position.step % self.config.spec.checkpoint.every_steps == 0 and not stopped:
+            if self.checkpoints.due(position.step) and not stopped:
                 self.checkpoints.save(position, self.state)
         self._save_last(position)
         code = ExitCode.PREEMPTED if position.step < self.training.steps else ExitCode.SUCCESS

@@ -108,4 +108,5 @@ FROZEN = (
     ),
     _frozen("the store", "spec.checkpoint.store", "pvc://checkpoints/other", "allowed: pvc://checkpoints/case"),
     _frozen("the checkpoints kept", "spec.checkpoint.keep", 5, "5 is refused; allowed: 3"),
+    _frozen("those kept for good", "spec.checkpoint.keepEverySteps", 500, "500 is refused; allowed: nothing"),
 )

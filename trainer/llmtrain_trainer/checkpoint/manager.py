@@ -140,6 +140,12 @@ class CheckpointManager:
         states.restore(folder, manifest, state, rank=launch.global_rank, same_layout=then == now)
         return Position(manifest.step, manifest.samples, manifest.loss)
 
+    def due(self, step: int) -> bool:
+        """Tell whether a checkpoint is to be made after this step: alike on every rank."""
+        checkpoint = self._config.spec.checkpoint
+        permanent = checkpoint.keep_every_steps is not None and step % checkpoint.keep_every_steps == 0
+        return permanent or step % checkpoint.every_steps == 0
+
     def save(self, position: Position, state: TrainingState) -> None:
         """Copy the state, and write it in the background. Waits first for a save that is still being written."""
         self.wait()
@@ -235,7 +241,7 @@ class CheckpointManager:
             CheckpointError: it is short still.
         """
         if room.is_short() and self.committed is not None:
-            self._store.retire(max(1, self._config.spec.checkpoint.keep - 1), newest=self.committed.step)
+            self._retire(max(1, self._config.spec.checkpoint.keep - 1), newest=self.committed.step)
         if room.is_short():
             raise CheckpointError("not begun")
 
@@ -274,10 +280,13 @@ class CheckpointManager:
         except (OSError, CheckpointError) as error:
             return str(error)
         try:
-            self._store.retire(self._config.spec.checkpoint.keep, newest=position.step)
+            self._retire(self._config.spec.checkpoint.keep, newest=position.step)
         except OSError as error:
             log.warning("an old checkpoint could not be removed: %s", error)
         return manifest.created_at
+
+    def _retire(self, keep: int, newest: int) -> None:
+        self._store.retire(keep, newest=newest, permanent=self._config.spec.checkpoint.keep_every_steps)
 
     def _manifest(self, position: Position, files: dict[str, FileEntry]) -> Manifest:
         launch = self._config.launch

@@ -241,17 +241,19 @@ class CheckpointStore:
                 with contextlib.suppress(OSError):  # killed between the folder and its mark: an empty one is nobody's
                     path.rmdir()
 
-    def retire(self, keep: int, *, newest: int) -> None:
+    def retire(self, keep: int, *, newest: int, permanent: int | None = None) -> None:
         """Remove our checkpoints but the newest `keep` up to `newest`, which is good: it stays.
 
-        One that did not verify when this attempt started counts for nothing and goes too.
+        Those at multiples of `permanent` stay too. One that did not verify when this attempt started counts for
+        nothing and goes, unless it is permanent: what is left of it may be all there is of its step.
         """
         self._bad.discard(newest)
         older = sorted((step, path) for step, path in self._numbered(COMMITTED_NAME) if step < newest)
-        good = [path for step, path in older if step not in self._bad]
-        bad = [path for step, path in older if step in self._bad]
-        for path in (*bad, *good[: max(0, len(good) - keep + 1)]):
-            self._remove(path)
+        good = [(step, path) for step, path in older if step not in self._bad]
+        bad = [(step, path) for step, path in older if step in self._bad]
+        for step, path in (*bad, *good[: max(0, len(good) - keep + 1)]):
+            if permanent is None or step % permanent:
+                self._remove(path)
 
     def _numbered(self, pattern: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
         for path in self.root.iterdir():

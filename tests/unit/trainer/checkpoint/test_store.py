@@ -105,11 +105,29 @@ def test_a_commit_is_refused_when_a_reported_shard_is_not_there(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("keep", "bad", "left"),
-    [(1, (), [6]), (2, (), [5, 6]), (3, (5,), [3, 4, 6]), (9, (2,), [1, 3, 4, 5, 6])],
-    ids=["only the newest", "two", "a bad one does not count", "more than there are"],
+    ("keep", "bad", "permanent", "left"),
+    [
+        (1, (), None, [6]),
+        (2, (), None, [5, 6]),
+        (3, (5,), None, [3, 4, 6]),
+        (9, (2,), None, [1, 3, 4, 5, 6]),
+        (1, (), 2, [2, 4, 6]),
+        (3, (), 3, [3, 4, 5, 6]),
+        (2, (2, 3), 2, [2, 4, 5, 6]),
+        (1, (), 100, [6]),
+    ],
+    ids=[
+        "only the newest",
+        "two",
+        "a bad one does not count",
+        "more than there are",
+        "even ones stay for good",
+        "what stays for good is beside the newest, or among them",
+        "a bad one that stays for good",
+        "none yet that stays for good",
+    ],
 )
-def test_retire(tmp_path: Path, keep: int, bad: tuple[int, ...], left: list[int]) -> None:
+def test_retire(tmp_path: Path, keep: int, bad: tuple[int, ...], permanent: int | None, left: list[int]) -> None:
     store = _store(tmp_path)
     for step in range(1, 6):
         _commit(store, step)
@@ -121,7 +139,7 @@ def test_retire(tmp_path: Path, keep: int, bad: tuple[int, ...], left: list[int]
         for newer in range(step + 1, 6):
             (tmp_path / f"away-{newer}").rename(tmp_path / f"step-{newer:08d}")
     _commit(store, 6)
-    store.retire(keep, newest=6)
+    store.retire(keep, newest=6, permanent=permanent)
     assert sorted(int(p.name[5:]) for p in tmp_path.iterdir() if p.name.startswith("step-")) == left
 
 
