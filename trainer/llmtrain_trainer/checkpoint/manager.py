@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from llmtrain_trainer.checkpoint import manifest as manifests
 from llmtrain_trainer.checkpoint import state as states
 from llmtrain_trainer.checkpoint.manifest import FileEntry, Manifest
+from llmtrain_trainer.checkpoint.pace import Meter, Pace, failure_seconds, young_interval
 from llmtrain_trainer.checkpoint.room import Room
 from llmtrain_trainer.checkpoint.state import TrainingState
 from llmtrain_trainer.checkpoint.store import MARKER, CheckpointStore, Resume
@@ -80,6 +82,10 @@ class CheckpointManager:
         )
         self._group: Any = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._meter = Meter()
+        by_time = checkpoint.every_seconds is not None or checkpoint.pace == "auto"
+        self._pace = Pace(self._meter, self._interval_seconds) if by_time else None
+        self._owned_at = time.time()
         self._pending: Future[Committed | Failed] | None = None
         self.committed: Committed | None = None
         """The newest checkpoint that counts, as far as this rank knows."""
@@ -101,6 +107,7 @@ class CheckpointManager:
         self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         if self._config.is_first:
             owner = self._store.claim()
+            self._owned_at = float(json.loads(owner).get("createdAt", self._owned_at))
             unfinished = [f"{name}: half-written, never committed" for name in self._store.unfinished()]
             found = self._store.newest_good()
             self._store.clear_unfinished()
@@ -141,15 +148,31 @@ class CheckpointManager:
         return Position(manifest.step, manifest.samples, manifest.loss)
 
     def due(self, step: int) -> bool:
-        """Tell whether a checkpoint is to be made after this step: alike on every rank."""
+        """Tell whether a checkpoint is to be made after this step: alike on every rank, each of which asks each step.
+
+        Raises:
+            RuntimeError: another rank is gone.
+        """
         checkpoint = self._config.spec.checkpoint
-        permanent = checkpoint.keep_every_steps is not None and step % checkpoint.keep_every_steps == 0
-        return permanent or step % checkpoint.every_steps == 0
+        regular = self._pace.due(step) if self._pace else step % checkpoint.every_steps == 0
+        return regular or (checkpoint.keep_every_steps is not None and step % checkpoint.keep_every_steps == 0)
+
+    def _interval_seconds(self) -> float:
+        """Return the seconds that should lie between checkpoints, on rank 0."""
+        checkpoint, launch = self._config.spec.checkpoint, self._config.launch
+        if checkpoint.every_seconds is not None:
+            return float(checkpoint.every_seconds)
+        cost = self._meter.cost_seconds
+        if cost is None:
+            return math.inf if self._pending else 0.0  # the first one tells what one costs
+        lived = time.time() - self._owned_at
+        return young_interval(cost, failure_seconds(launch.world_size, launch.attempt - 1, lived))
 
     def save(self, position: Position, state: TrainingState) -> None:
         """Copy the state, and write it in the background. Waits first for a save that is still being written."""
-        self.wait()
-        self._start(position, states.snapshot(state, self._config.launch.global_rank))
+        with self._meter.saving():
+            self.wait()
+            self._start(position, states.snapshot(state, self._config.launch.global_rank))
 
     def save_last(self, position: Position, state: TrainingState) -> None:
         """Return when the checkpoint of `position` counts: nobody comes after it who could save the work.
@@ -170,7 +193,8 @@ class CheckpointManager:
         raise CheckpointError(f"{failed.reason if failed else 'not committed'}; tried {1 + len(LAST_PAUSES)} times")
 
     def poll(self) -> None:
-        """Take note of a save that has finished since the last call."""
+        """Take note of the end of a step, and of a save that has finished since the last call."""
+        self._meter.tick(saving=self._pending is not None)
         if self._pending is not None and self._pending.done():
             self.wait()
 
@@ -180,6 +204,7 @@ class CheckpointManager:
             return None
         pending, self._pending = self._pending, None
         outcome = pending.result()
+        self._meter.saved(good=isinstance(outcome, Committed))
         if isinstance(outcome, Failed):
             self.on_failure(outcome)
             return outcome
