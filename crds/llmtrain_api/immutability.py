@@ -18,6 +18,7 @@ _OPTIONAL = {
     "spec.model": ("preset", "dim", "layers", "heads", "kvHeads", "ffnDim", "vocabSize", "sequenceLength", "initFrom"),
     "spec.data.tokenizer": ("uri",),
     "spec.training": ("syncEveryMicroBatches",),
+    "spec.checkpoint": ("everySeconds", "keepEverySteps"),
     "spec.training.optimizer": ("learningRate", "beta2", "weightDecay"),
 }
 """Fields that may be absent: they have no default."""
@@ -38,7 +39,7 @@ _WORDS = {
     "spec.training": ("steps", "globalBatchSize", "microBatchSize", "precision", "seed"),
     "spec.training.optimizer": ("name", "beta1", "epsilon", "gradientClipNorm"),
     "spec.training.schedule": ("kind", "warmupSteps", "minLearningRateRatio", "decayFraction"),
-    "spec.checkpoint": ("store", "everySteps", "keep"),
+    "spec.checkpoint": ("store", "everySteps", "pace", "keep"),
 }
 """Fields whose values are shown in the message."""
 _WHOLES = {

@@ -56,6 +56,16 @@ _WARMUP_ENDS = Rule(
     fix="shorten the warm-up or train longer",
     terms={"steps": Term("self.steps", lambda s: s.now["steps"])},
 )
+_ONE_PACE = Rule(
+    at="spec.checkpoint",
+    field="everySeconds",
+    reads=("everySeconds", "pace"),
+    cel="!has(self.everySeconds) || self.pace == 'fixed'",
+    holds=lambda s: "everySeconds" not in s.now or s.now["pace"] == "fixed",
+    value=Term("self.everySeconds", lambda s: s.now["everySeconds"]),
+    allowed="nothing, because pace auto chooses the interval itself",
+    fix="remove it, or set checkpoint.pace to fixed",
+)
 
 # --- the pod template ------------------------------------------------------------------------------------------------
 
@@ -91,6 +101,7 @@ RULES: tuple[Rule, ...] = (
     *PIPELINE_RULES,
     *MOE_RULES,
     _WARMUP_ENDS,
+    _ONE_PACE,
     _stays_in_its_folder("spec.checkpoint.store"),
     _stays_in_its_folder("spec.model.initFrom"),
     _stays_in_its_folder("spec.data.sources[].uri"),

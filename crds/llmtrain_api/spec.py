@@ -242,8 +242,15 @@ class Checkpoint(ApiModel):
     """pvc://CLAIM/PATH or file:///PATH. One folder belongs to one job."""
     every_steps: Positive32 = 100
     """Optimizer steps between checkpoints. The last step is always saved."""
+    every_seconds: Positive32 | None = None
+    """Seconds between checkpoints, in place of everySteps: the step nearest to the moment makes one."""
+    pace: Literal["fixed", "auto"] = "fixed"
+    """`fixed`: as everySteps or everySeconds say. `auto`: in place of both the trainer chooses the interval that loses
+    the least time, sqrt(2 * cost of a save * time between failures) (Young, 1974; Daly, 2006), by what it measures."""
     keep: Annotated[int, Field(ge=1, le=1000, json_schema_extra={"format": "int32"})] = 3
     """Committed checkpoints kept. The newest good one is never deleted."""
+    keep_every_steps: Positive32 | None = None
+    """Checkpoints at multiples of it are made too, and stay for good, beside the `keep` newest. Default: none stays."""
 
 
 class Deadlines(ApiModel):

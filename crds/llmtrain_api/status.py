@@ -104,6 +104,8 @@ class CheckpointStatus(LenientModel):
     """When it became complete and valid."""
     skipped: Message = ""
     """Newer checkpoints that the last restart did not trust, and why."""
+    failed: Message = ""
+    """The newest checkpoint that could not be written, and why. Training goes on; empty again once one is written."""
 
 
 class RestartsStatus(LenientModel):

@@ -64,6 +64,26 @@ def test_every_step_is_told_to_files_stdout_and_the_agent(new_job: Callable[...,
     assert {"rendezvous", "data", "model", "initialise", "checkpoint_verify", "first_step"} <= set(phases)
 
 
+def test_a_checkpoint_that_fails_is_told_with_every_step_until_one_is_good(
+    new_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(str(tmp_path / "p.sock"))
+        channel.setblocking(False)
+        job = new_job()
+        assert job.run(2, changes={"training": {"steps": 2}}).wait() == [0, 0]
+        fields = {"progressSocket": str(tmp_path / "p.sock")}
+        gang = job.launch(2, changes={"training": {"steps": 10}}, fields=fields, max_file_bytes=20_000)
+        gang.until(lambda: [e["step"] for e in gang.events("checkpoint_failed")][-1:] == [10], "the last one fails")
+        gang.limit_files(None)
+        assert gang.wait() == [0, 0], gang.output()
+        told = _datagrams(channel)
+    assert [p.step for p in told] == [*range(3, 11), 10]
+    assert all("could not be saved to" in p.failed_checkpoint and p.checkpoint_step == 2 for p in told[4:-1])
+    assert told[0].failed_checkpoint == ""
+    assert (told[-1].failed_checkpoint, told[-1].checkpoint_step) == ("", 10)
+
+
 @pytest.mark.parametrize("obstacle", ["nobody listens", "the queue is full"])
 def test_a_deaf_agent_never_holds_training_up(new_job: Callable[..., Job], tmp_path: Path, obstacle: str) -> None:
     path = tmp_path / "p.sock"

@@ -63,7 +63,9 @@ def become(rank: dict[str, Any]) -> int:
         os.dup2(handle, number)
     os.environ.update(rank["environment"])
     if rank["max_file_bytes"] is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (rank["max_file_bytes"], rank["max_file_bytes"]))
+        # The soft limit alone, so that it can be lifted while the rank runs.
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (rank["max_file_bytes"], hard))
     return run(RankLaunch.model_validate(rank["launch"]))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -188,6 +189,14 @@ class Gang:
         for rank in ranks or range(len(self.pids)):
             if rank not in self.codes:
                 os.kill(self.pids[rank], number)  # not reaped yet, so the number is still ours
+
+    def limit_files(self, max_bytes: int | None, *ranks: int) -> None:
+        """Have every larger file refused to some ranks, or to all, from now on; None lifts the limit."""
+        for rank in ranks or range(len(self.pids)):
+            if rank not in self.codes:
+                hard = resource.prlimit(self.pids[rank], resource.RLIMIT_FSIZE)[1]
+                soft = hard if max_bytes is None else max_bytes
+                resource.prlimit(self.pids[rank], resource.RLIMIT_FSIZE, (soft, hard))
 
     def last_step(self) -> int:
         return max((line["step"] for line in self.lines() if "step" in line and "loss" in line), default=0)

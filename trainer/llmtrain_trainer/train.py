@@ -68,6 +68,7 @@ class Trainer:
             self.checkpoints = CheckpointManager(config, ranks)
             self.resume = self.checkpoints.open()
         self.reporter = Reporter(config, self.checkpoints.root)
+        self.checkpoints.on_failure = self.reporter.checkpoint_failed
         with phases.phase("data"):
             self.data = open_data(config, ranks)
             self.checkpoints.data_fingerprint = self.data.fingerprint
@@ -89,7 +90,7 @@ class Trainer:
         stopped = False
         while position.step < self.training.steps and not stopped:
             position, stopped = self._step(position)
-            if position.step % self.config.spec.checkpoint.every_steps == 0 and not stopped:
+            if self.checkpoints.due(position.step) and not stopped:
                 self.checkpoints.save(position, self.state)
         self._save_last(position)
         code = ExitCode.PREEMPTED if position.step < self.training.steps else ExitCode.SUCCESS
@@ -192,9 +193,5 @@ class Trainer:
             self.reporter.event("started", step=after.step, phases=self.phases.seconds)
 
     def _save_last(self, position: Position) -> None:
-        self.checkpoints.wait()
-        committed = self.checkpoints.committed
-        if committed is None or committed.step != position.step:
-            self.checkpoints.save(position, self.state)
-            self.checkpoints.wait()
+        self.checkpoints.save_last(position, self.state)
         self.reporter.tell_agent(self.checkpoints.committed)

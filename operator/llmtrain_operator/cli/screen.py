@@ -101,6 +101,8 @@ def _facts(status: LLMTrainJobStatus) -> Text:
     parts.append(f"restarts {status.restarts.total}" + (f" ({by_class})" if by_class else ""))
     if status.checkpoint.skipped:
         parts.append(f"not trusted: {status.checkpoint.skipped}")
+    if status.checkpoint.failed:
+        parts.append(f"not saved: {status.checkpoint.failed}")
     return Text(" | ".join(parts), style="dim")
 
 

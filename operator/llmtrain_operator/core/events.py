@@ -13,7 +13,7 @@ PARKED_STATES = frozenset({State.SUSPENDED, State.BLOCKED})
 
 def changes(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> tuple[Event, ...]:
     """Return the events that tell a reader of `kubectl describe` how the job got from the old status to the new one."""
-    told = (_parking, _failures, _attempts, _skipped, _recovery, _end)
+    told = (_parking, _failures, _attempts, _skipped, _unsaved, _recovery, _end)
     events = [event for tell in told for event in tell(old, new)]
     return tuple(Event(event.type, event.reason, shorten(event.message)) for event in events)
 
@@ -56,6 +56,12 @@ def _skipped(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> list[Event]:
     """Work was lost here that nobody sees in the loss curve of a run that goes on."""
     skipped = new.checkpoint.skipped
     return [Event("Warning", "CheckpointSkipped", skipped)] if skipped and skipped != old.checkpoint.skipped else []
+
+
+def _unsaved(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> list[Event]:
+    """Training goes on without: what a failure would cost grows unseen."""
+    failed = new.checkpoint.failed
+    return [Event("Warning", "CheckpointFailed", failed)] if failed and failed != old.checkpoint.failed else []
 
 
 def _recovery(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> list[Event]:

@@ -47,7 +47,10 @@ def has_stepped(observed: Observed, status: LLMTrainJobStatus) -> bool:
 
 def _absorb_checkpoint(observed: Observed, status: LLMTrainJobStatus, report: Progress) -> LLMTrainJobStatus:
     old = status.checkpoint
-    update: dict[str, object] = {"skipped": shorten(report.skipped_checkpoints)}
+    update: dict[str, object] = {
+        "skipped": shorten(report.skipped_checkpoints),
+        "failed": shorten(report.failed_checkpoint),
+    }
     advanced = old.last_good_step < report.checkpoint_step <= LARGEST
     if advanced:
         update["last_good_step"] = report.checkpoint_step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.unit.api.cases_checkpoint import CHECKPOINT_ACCEPTED, CHECKPOINT_MISTYPED, CHECKPOINT_REFUSED
 from tests.unit.api.cases_layout import LAYOUT_ACCEPTED, LAYOUT_MISTYPED, LAYOUT_REFUSED
 from tests.unit.api.cases_updates import FROZEN
 from tests.unit.api.manifests import ABSENT, Case
@@ -20,6 +21,7 @@ WITHOUT_LAYERS = {name: value for name, value in DIMENSIONS.items() if name != "
 
 ACCEPTED = (
     *LAYOUT_ACCEPTED,
+    *CHECKPOINT_ACCEPTED,
     Case("the base", {}),
     Case("an update that changes nothing", {}, old={}),
     Case("no replicas: one worker", {"spec.workers.replicas": ABSENT}),
@@ -48,8 +50,6 @@ ACCEPTED = (
     Case("an integer written as a float", {"spec.training.steps": 20.0}),
     Case("warm-up until the step before the last", {"spec.training.schedule": {"warmupSteps": 19}}),
     Case("two sources", {"spec.data.sources": [{"uri": "pvc://corpus/en/*.jsonl"}, {"uri": "file:///data/text"}]}),
-    Case("dots in names of folders", {"spec.checkpoint.store": "pvc://checkpoints/v1..2/.hidden"}),
-    Case("a claim's root as the store", {"spec.checkpoint.store": "pvc://checkpoints"}),
     Case("the largest seed", {"spec.training.seed": 2**63 - 1}),
     Case("the longest name", {"metadata.name": LONG_NAME[:-1]}),
     Case("a null is an absent field", {"spec.workers.template": None, "spec.activeDeadlineSeconds": None}),
@@ -84,6 +84,7 @@ ACCEPTED = (
 
 MISTYPED = (
     *LAYOUT_MISTYPED,
+    *CHECKPOINT_MISTYPED,
     Case("unknown field", {"spec.workers.replica": 2}, ("spec.workers.replica",), ("did you mean replicas?",)),
     Case("unknown field at the top of the spec", {"spec.traning": {}}, ("spec.traning",), ("training",)),
     Case(
@@ -129,7 +130,6 @@ MISTYPED = (
         ("spec.workers.image",),
         ("is missing", "add spec.workers.image"),
     ),
-    Case("missing section", {"spec.checkpoint": ABSENT}, ("spec.checkpoint",), ("is missing",)),
     Case("missing spec", {"spec": ABSENT}, ("spec",), ("is missing",)),
     Case(
         "wrong word", {"spec.model.preset": "llama-7B"}, ("spec.model.preset",), ("llama-7B", "did you mean llama-7b?")
@@ -170,19 +170,7 @@ MISTYPED = (
     Case("integer beyond 32 bits", {"spec.training.steps": 2**31}, ("spec.training.steps",), ()),
     Case("negative seed", {"spec.training.seed": -1}, ("spec.training.seed",), ("at least 0",)),
     Case("no sources", {"spec.data.sources": []}, ("spec.data.sources",), ("1 to 64",)),
-    Case(
-        "scheme of a store",
-        {"spec.checkpoint.store": "s3://bucket/x"},
-        ("spec.checkpoint.store",),
-        ("s3://bucket/x", "pvc://CLAIM/PATH"),
-    ),
     Case("a hub's name", {"spec.model.initFrom": "meta/llama"}, ("spec.model.initFrom",), ("pvc://CLAIM/PATH",)),
-    Case(
-        "root of the file system as the store",
-        {"spec.checkpoint.store": "file:///"},
-        ("spec.checkpoint.store",),
-        ("file:///PATH",),
-    ),
     Case("space in an address", {"spec.data.sources": [{"uri": "file:///a b"}]}, ("spec.data.sources[0].uri",), ()),
     Case(
         "builtin text that does not exist",
@@ -190,7 +178,6 @@ MISTYPED = (
         ("spec.data.sources[0].uri",),
         ("builtin://python-stdlib",),
     ),
-    Case("builtin as the store", {"spec.checkpoint.store": "builtin://python-stdlib"}, ("spec.checkpoint.store",), ()),
     Case(
         "accelerator that is no extended resource",
         {"spec.workers.accelerator": {"resource": "gpu"}},
@@ -226,6 +213,7 @@ MISTYPED = (
 
 BROKEN_RULES = (
     *LAYOUT_REFUSED,
+    *CHECKPOINT_REFUSED,
     Case(
         "name too long",
         {"metadata.name": LONG_NAME},
@@ -339,18 +327,6 @@ BROKEN_RULES = (
         {"spec.training.schedule": {"warmupSteps": 20}},
         ("spec.training.schedule.warmupSteps",),
         ("20 is refused", "which is 20"),
-    ),
-    Case(
-        "store outside its claim",
-        {"spec.checkpoint.store": "pvc://checkpoints/../other"},
-        ("spec.checkpoint.store",),
-        ("pvc://checkpoints/../other is refused", "without '..'"),
-    ),
-    Case(
-        "store that ends in dots",
-        {"spec.checkpoint.store": "file:///a/.."},
-        ("spec.checkpoint.store",),
-        ("without '..'",),
     ),
     Case(
         "source outside its claim",

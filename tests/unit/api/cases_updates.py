@@ -114,4 +114,7 @@ FROZEN = (
     ),
     _frozen("the store", "spec.checkpoint.store", "pvc://checkpoints/other", "allowed: pvc://checkpoints/case"),
     _frozen("the checkpoints kept", "spec.checkpoint.keep", 5, "5 is refused; allowed: 3"),
+    _frozen("the pace", "spec.checkpoint.pace", "auto", "auto is refused; allowed: fixed"),
+    _frozen("the seconds", "spec.checkpoint.everySeconds", 60, "60 is refused; allowed: nothing"),
+    _frozen("those kept for good", "spec.checkpoint.keepEverySteps", 500, "500 is refused; allowed: nothing"),
 )

@@ -57,7 +57,7 @@ class Manifest(ApiModel):
     def to_bytes(self) -> bytes:
         """Return the file's content: the fields, and a checksum over them, so that a flipped byte here is found too."""
         body = self.to_wire()
-        return json.dumps({**body, "sha256": _checksum(body)}, indent=1).encode()
+        return _text(body, _checksum(body))
 
 
 class BadCheckpoint(Exception):
@@ -71,10 +71,13 @@ def read(folder: Path) -> Manifest:
         BadCheckpoint: it is missing, torn or damaged.
     """
     try:
-        body: dict[str, Any] = json.loads((folder / NAME).read_bytes())
+        content = (folder / NAME).read_bytes()
+        body: dict[str, Any] = json.loads(content)
         claimed = body.pop("sha256")
         if claimed != _checksum(body):
             raise BadCheckpoint("the manifest is damaged (checksum)")
+        if content != _text(body, claimed):  # a space more, 1E-5 for 1e-5: the meaning stands, the disk is not sound
+            raise BadCheckpoint("the manifest is damaged (its bytes differ from what was written)")
         return Manifest.model_validate(body)
     except FileNotFoundError:
         raise BadCheckpoint("no manifest: it was never committed") from None
@@ -143,6 +146,10 @@ def _sha256(path: Path) -> str:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def _text(body: dict[str, Any], checksum: str) -> bytes:
+    return json.dumps({**body, "sha256": checksum}, indent=1).encode()
 
 
 def _checksum(body: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,6 +57,12 @@ def snapshot(live: TrainingState, rank: int) -> dict[str, Any]:
     for name, (piece, local) in live.locals().items():
         state[name] = piece.describe(local.to("cpu", copy=True))
     return {**state, **random_state(rank)}
+
+
+def whole_bytes(snapshot: dict[str, Any]) -> int:
+    """Return what the tensors of all ranks take on disk together, as far as one rank's snapshot tells."""
+    shapes = ((getattr(tensor, "global_shape", tensor.shape), tensor.element_size()) for tensor in snapshot.values())
+    return sum(math.prod(shape) * size for shape, size in shapes)
 
 
 def random_state(rank: int) -> dict[str, Tensor]:

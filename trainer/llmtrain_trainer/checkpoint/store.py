@@ -12,6 +12,7 @@ that has the name of a checkpoint to be committed is moved aside (step-N.replace
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -81,9 +82,7 @@ class CheckpointStore:
             content = self._create_owner()
             self._check_owner(content)  # before anything else: in another run's folder nothing is touched
             self._remove_scraps()
-            scrap = self._scrap()
-            scrap.touch()
-            scrap.unlink(missing_ok=True)  # another start of this run may have cleared it away
+            self._try_writing()
         except OSError as error:
             raise self._wrong(
                 f"the folder {self.root} cannot be written: {error.strerror or error}",
@@ -146,6 +145,16 @@ class CheckpointStore:
     def _scrap(self) -> Path:
         return self.root / f"{SCRAP}{uuid.uuid4().hex}"
 
+    def _try_writing(self) -> None:
+        """Make and remove a file. A store that is full now may have room when the next checkpoint is due."""
+        scrap = self._scrap()
+        try:
+            scrap.touch()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        scrap.unlink(missing_ok=True)  # another start of this run may have cleared it away
+
     def _remove_scraps(self) -> None:
         """Remove what a killed claim left behind."""
         for path in self.root.glob(f"{SCRAP}*"):
@@ -173,25 +182,29 @@ class CheckpointStore:
         return self.root / f"step-{step:08d}.attempt-{self._attempt}.tmp"
 
     def begin(self, step: int) -> Path:
-        """Make the staging folder of this attempt, marked as ours before anything else is in it."""
+        """Make the staging folder of this attempt, marked as ours before anything else is in it.
+
+        Raises:
+            OSError: it cannot be made; nothing is left of it then.
+        """
         path = self.staging_path(step)
         self._remove(path)
         path.mkdir(exist_ok=True)
-        _write_durably(path / MARKER, json.dumps({"runId": self._run_id, "step": step, "attempt": self._attempt}))
+        try:
+            _write_durably(path / MARKER, json.dumps({"runId": self._run_id, "step": step, "attempt": self._attempt}))
+        except FileExistsError:
+            raise  # another's mark
+        except OSError:
+            with contextlib.suppress(OSError):  # a mark that was cut short would make the folder nobody's
+                (path / MARKER).unlink(missing_ok=True)
+                path.rmdir()
+            raise
         return path
 
     def abandon(self, step: int) -> None:
-        """Give back the room of a checkpoint that could not be finished.
-
-        The folder and its mark stay: another rank may still write there, and the next start has to know it for ours.
-        """
-        path = self.staging_path(step)
-        if not self._is_ours(path):
-            return
+        """Remove what was written of a checkpoint that no rank goes on with. What cannot go now, goes at a start."""
         with contextlib.suppress(OSError):
-            for shard in path.iterdir():
-                if OUR_FILES.fullmatch(shard.name) and shard.name != MARKER:
-                    shard.unlink(missing_ok=True)
+            self._remove(self.staging_path(step))
 
     def commit(self, manifest: Manifest) -> Path:
         """Turn the staging folder into a checkpoint: manifest, rename, each made durable before the next.
@@ -253,17 +266,19 @@ class CheckpointStore:
                 with contextlib.suppress(OSError):  # killed between the folder and its mark: an empty one is nobody's
                     path.rmdir()
 
-    def retire(self, keep: int, *, newest: int) -> None:
-        """After the commit of step `newest`, remove our checkpoints but the newest `keep`, which include that one.
+    def retire(self, keep: int, *, newest: int, permanent: int | None = None) -> None:
+        """Remove our checkpoints but the newest `keep` up to `newest`, which is good: it stays.
 
-        One that did not verify when this attempt started counts for nothing and goes too.
+        Those at multiples of `permanent` stay too. One that did not verify when this attempt started counts for
+        nothing and goes, unless it is permanent: what is left of it may be all there is of its step.
         """
         self._bad.discard(newest)
         older = sorted((step, path) for step, path in self._numbered(COMMITTED_NAME) if step < newest)
-        good = [path for step, path in older if step not in self._bad]
-        bad = [path for step, path in older if step in self._bad]
-        for path in (*bad, *good[: max(0, len(good) - keep + 1)]):
-            self._remove(path)
+        good = [(step, path) for step, path in older if step not in self._bad]
+        bad = [(step, path) for step, path in older if step in self._bad]
+        for step, path in (*bad, *good[: max(0, len(good) - keep + 1)]):
+            if permanent is None or step % permanent:
+                self._remove(path)
 
     def _numbered(self, pattern: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
         for path in self.root.iterdir():
@@ -271,9 +286,12 @@ class CheckpointStore:
                 yield int(match[1]), path
 
     def _is_ours(self, path: Path) -> bool:
+        """Tell by the mark, or, where that is damaged, by a sound manifest: else its room would never come back."""
         try:
             return bool(json.loads((path / MARKER).read_text(encoding="utf-8"))["runId"] == self._run_id)
         except (OSError, ValueError, KeyError, TypeError):
+            with contextlib.suppress(BadCheckpoint):
+                return manifests.read(path).run_id == self._run_id
             return False
 
     def _remove(self, path: Path) -> None:

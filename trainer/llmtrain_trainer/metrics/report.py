@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from llmtrain_api.sync import Progress
-from llmtrain_trainer.checkpoint.manager import Committed
+from llmtrain_trainer.checkpoint.manager import Committed, Failed
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.metrics.lines import LineFile
 
@@ -63,6 +63,7 @@ class Reporter:
         self._progress: Progress | None = None
         self.resumed_from = -1
         self.skipped: tuple[str, ...] = ()
+        self._failed: Failed | None = None
 
     def event(self, name: str, **facts: Any) -> None:
         """Say once what happened, as one JSON line on stdout."""
@@ -70,6 +71,11 @@ class Reporter:
             self._print(
                 json.dumps({"event": name, "attempt": self._config.launch.attempt, "time": time.time(), **facts})
             )
+
+    def checkpoint_failed(self, failed: Failed) -> None:
+        """Tell everybody, the agent with the next step, that a checkpoint was not made."""
+        self._failed = failed
+        self.event("checkpoint_failed", step=failed.step, reason=failed.reason)
 
     def step(self, record: StepRecord, committed: Committed | None) -> None:
         """Tell everybody about a finished step."""
@@ -121,7 +127,11 @@ class Reporter:
         """Send the newest progress and checkpoint as one datagram; dropped when nobody listens or the queue is full."""
         if self._socket is None or self._progress is None:
             return
-        update = {"checkpoint_step": committed.step, "checkpoint_at": committed.at} if committed else {}
+        update: dict[str, Any] = {}
+        if committed:
+            update = {"checkpoint_step": committed.step, "checkpoint_at": committed.at}
+        if self._failed and (committed is None or committed.step < self._failed.step):  # later ones make it good
+            update["failed_checkpoint"] = self._failed.reason[:1024]
         message = json.dumps(self._progress.model_copy(update=update).to_wire()).encode()
         with contextlib.suppress(OSError):
             self._socket.sendto(message, self._config.launch.progress_socket)

@@ -152,6 +152,11 @@ def test_every_state_is_shown_with_its_message(state: State) -> None:
     assert "Why [bold]and[/bold] what to do" in screen, "a message is text, not markup"
 
 
+def test_a_checkpoint_that_was_not_saved() -> None:
+    screen = drawn(job(checkpoint={"lastGoodStep": 10, "failed": "step 20 could not be saved: full"}))
+    assert "not saved: step 20 could not be saved: full" in screen
+
+
 def test_a_checkpoint_that_was_not_trusted() -> None:
     screen = drawn(job(checkpoint={"lastGoodStep": 10, "skipped": "step-00000020: wrong checksum"}))
     assert "not trusted: step-00000020: wrong checksum" in screen

@@ -57,6 +57,7 @@ def progresses(draw: st.DrawFn) -> Progress:
         checkpoint_step=draw(numbers),
         checkpoint_at=draw(st.one_of(st.none(), moments, finite)),
         skipped_checkpoints=draw(st.sampled_from(["", "step 30: checksum of a shard differs"])),
+        failed_checkpoint=draw(st.sampled_from(["", "step 40 could not be saved: no room"])),
     )
 
 

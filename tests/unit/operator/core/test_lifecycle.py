@@ -103,19 +103,26 @@ def test_the_first_step_is_written_at_once_and_later_ones_once_a_period() -> Non
     assert builder.build().status.checkpoint.uri == "pvc://checkpoints/demo/step-00000120"
 
 
-def test_checkpoints_that_were_skipped_are_told_once() -> None:
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [("skipped_checkpoints", "CheckpointSkipped"), ("failed_checkpoint", "CheckpointFailed")],
+    ids=["skipped", "failed"],
+)
+def test_a_checkpoint_that_is_missed_is_told_once(field: str, reason: str) -> None:
     builder = make_job().running()
 
-    def told(skipped: str, now: float) -> list[str]:
+    def told(text: str, now: float) -> list[str]:
         gang = make_gang()
-        progress = make_progress(step=5, skipped_checkpoints=skipped)
+        progress = make_progress(step=5, **{field: text})
         gang[0] = replace(gang[0], agent=make_agent(0, 1, progress=progress, last_seen=now))
         events = step(builder, gang, now).events
-        return [event.message for event in events if event.reason == "CheckpointSkipped"]
+        return [event.message for event in events if event.reason == reason]
 
     assert told("", NOW + 60) == []
     assert told("step-00000080: __0_0.distcp is missing", NOW + 120) == ["step-00000080: __0_0.distcp is missing"]
     assert told("step-00000080: __0_0.distcp is missing", NOW + 180) == []
+    assert told("", NOW + 240) == []
+    assert getattr(builder.build().status.checkpoint, field.partition("_")[0]) == ""
 
 
 def test_all_ranks_at_zero_is_success() -> None:
