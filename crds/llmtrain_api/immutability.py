@@ -20,6 +20,7 @@ _OPTIONAL = {
     "spec.training": ("syncEveryMicroBatches",),
     "spec.checkpoint": ("everySeconds", "keepEverySteps"),
     "spec.training.optimizer": ("learningRate", "beta2", "weightDecay"),
+    "spec.training.skipping": ("spikeSigmas",),
 }
 """Fields that may be absent: they have no default."""
 _WORDS = {
@@ -38,6 +39,8 @@ _WORDS = {
     ),
     "spec.training": ("steps", "globalBatchSize", "microBatchSize", "precision", "seed"),
     "spec.training.optimizer": ("name", "beta1", "epsilon", "gradientClipNorm"),
+    "spec.training.lossScale": ("initial", "minimum", "growthSteps", "hysteresis"),
+    "spec.training.skipping": ("maxInARow",),
     "spec.training.schedule": ("kind", "warmupSteps", "minLearningRateRatio", "decayFraction"),
     "spec.checkpoint": ("store", "everySteps", "pace", "keep"),
 }

@@ -186,6 +186,29 @@ class Schedule(ApiModel):
     """Part of the steps after the warm-up in which `wsd` falls, linearly."""
 
 
+class Skipping(ApiModel):
+    """Steps whose numbers are no good are not made: weights stay, the data goes on, the step is counted and told."""
+
+    max_in_a_row: Annotated[int, Field(ge=0, le=1000, json_schema_extra={"format": "int32"})] = 3
+    """Steps that may be skipped one after another; the next bad one ends the attempt (class Numerics)."""
+    spike_sigmas: Annotated[float, Field(ge=1, le=1000)] | None = None
+    """Also skip a step whose loss or gradient norm lies so many standard deviations above the last 128 steps. Default:
+    off; 6 is usual."""
+
+
+class LossScale(ApiModel):
+    """Dynamic loss scaling, for fp16 only: halved when gradients overflow, doubled after a while without."""
+
+    initial: Positive32 = 65_536
+    """The first scale."""
+    minimum: Positive32 = 1
+    """An overflow at this scale ends the attempt (class Numerics)."""
+    growth_steps: Positive32 = 2000
+    """Steps without overflow after which the scale is doubled."""
+    hysteresis: Annotated[int, Field(ge=1, le=1000, json_schema_extra={"format": "int32"})] = 2
+    """The overflow that halves the scale: earlier ones since it was last doubled only skip their step."""
+
+
 class Training(ApiModel):
     """How long and how to train."""
 
@@ -198,8 +221,11 @@ class Training(ApiModel):
     sync_every_micro_batches: Positive32 | None = None
     """Gradient accumulation: micro-batches from one reduction of the gradient to the next. Default: one reduction for
     the whole step, for the fewest messages; more of them keep less in memory, because what is reduced is sharded."""
-    precision: Literal["fp32", "bf16"] = "bf16"
-    """Of parameters in compute; master weights, gradients' reduction and optimizer state stay fp32."""
+    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
+    """Of parameters in compute; master weights, gradients' reduction and optimizer state stay fp32. fp16, for devices
+    without bf16, scales its loss."""
+    loss_scale: LossScale = LossScale()
+    skipping: Skipping = Skipping()
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     seed: Annotated[int, Field(ge=0, le=2**63 - 1, json_schema_extra={"format": "int64"})] = 1234

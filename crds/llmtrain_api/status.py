@@ -87,6 +87,8 @@ class ProgressStatus(LenientModel):
     """Mean loss of the step, in nats per token."""
     tokens_per_second: Annotated[str, Field(max_length=32)]
     """Over all ranks."""
+    skipped_steps: Count64 = 0
+    """Steps not made, because their loss or gradient was no good; see spec.training.skipping."""
     eta_seconds: Count64 | None = None
     """Time left at this speed."""
     updated_at: Timestamp

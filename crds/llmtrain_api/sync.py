@@ -77,6 +77,8 @@ class Progress(LenientModel):
     checkpoint_at: FiniteFloat | None = None
     resumed_from: int = -1
     skipped_checkpoints: Annotated[str, Field(max_length=1024)] = ""
+    skipped_steps: int = 0
+    """Steps not made since training began, because their numbers were no good."""
     failed_checkpoint: Annotated[str, Field(max_length=1024)] = ""
     """Why the newest one could not be made; empty again once a later one is."""
 

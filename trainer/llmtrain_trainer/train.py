@@ -21,6 +21,7 @@ from llmtrain_trainer.distributed import Ranks
 from llmtrain_trainer.errors import NumericsError
 from llmtrain_trainer.metrics.report import Reporter, StepRecord, memory_bytes
 from llmtrain_trainer.metrics.timer import StepTimer
+from llmtrain_trainer.optim.guard import StepGuard
 from llmtrain_trainer.optim.schedule import learning_rate
 from llmtrain_trainer.optim.sharded import ShardedOptimizer
 from llmtrain_trainer.parallel.build import RankModel
@@ -33,6 +34,7 @@ class Agreement:
     """What all ranks learn from the one reduction at the end of a step's backward pass."""
 
     loss: float
+    """Of the whole global batch, not scaled, as the norm."""
     grad_norm: float
     stop: bool
     choices: torch.Tensor
@@ -61,6 +63,8 @@ class Trainer:
         self.stop = StopRequest()
         self.timer = StepTimer(config.device)
         self.training = config.spec.training
+        self.guard = StepGuard(self.training)
+        self.expert_load: float | None = None
         self.shape = config.shape
         self.data_rank = self.shape.data_index(ranks.rank)
         self.plan = BatchPlan(self.training.global_batch_size, self.training.micro_batch_size, self.shape.data_ranks)
@@ -114,12 +118,13 @@ class Trainer:
             self.model = RankModel(self.config)
             options = self.training.optimizer.decided()
             self.optimizer = ShardedOptimizer(self.model.parameters, self.model.pieces, options)
-            self.state = TrainingState(self.optimizer, self.model.routing.tensors())
+            self.state = TrainingState(self.optimizer, {**self.model.routing.tensors(), **self.guard.tensors()})
         with self.phases.phase("checkpoint_load" if manifest else "initialise"):
             if manifest is None:
                 self._initialise()
                 return Position()
             position = self.checkpoints.restore(manifest, self.state)
+            self.optimizer.set_steps_done(position.step - self.guard.skipped)
         self.reporter.event("resumed", step=position.step, skipped=list(self.resume.skipped))
         return position
 
@@ -136,24 +141,37 @@ class Trainer:
         step = position.step + 1
         self.timer.start()
         batches = self.data.loader.step(position.samples, self.plan, self.data_rank)
-        loss = self.model.forward_backward(batches, self.timer)
+        loss = self.model.forward_backward(batches, self.timer, self.guard.scaler.scale)
         gradients = self.optimizer.gradients()
         self.model.finish_gradients(gradients)
         agreed = self._agree(loss, gradients)
         self.timer.mark("sync_wait")
-        if not (math.isfinite(agreed.loss) and math.isfinite(agreed.grad_norm)):
-            self.checkpoints.wait()  # what is on its way is what the restart will need
-            raise NumericsError(f"step {step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}: not finite")
-        clip = self.training.optimizer.gradient_clip_norm
-        if agreed.grad_norm > clip:
-            torch._foreach_mul_(list(gradients.values()), clip / (agreed.grad_norm + 1e-6))
         rate = learning_rate(step, self.training)
+        skipped = self._update(step, agreed, gradients, rate)
+        self.timer.mark("optimizer")
+        loss_now = agreed.loss if math.isfinite(agreed.loss) else position.loss
+        after = Position(step, position.samples + self.training.global_batch_size, loss_now)
+        self._report(after, agreed, rate, skipped)
+        return after, agreed.stop
+
+    def _update(self, step: int, agreed: Agreement, gradients: dict[str, torch.Tensor], rate: float) -> str:
+        """Move the weights, unless the guard has a reason not to; return that reason."""
+        scale = self.guard.scaler.scale
+        try:
+            reason = self.guard.reason_to_skip(step, agreed.loss, agreed.grad_norm)
+        except NumericsError:
+            self.checkpoints.wait()  # what is on its way is what the restart will need
+            raise
+        if reason:
+            self.optimizer.forget()
+            return reason
+        clip = self.training.optimizer.gradient_clip_norm
+        factor = min(1.0, clip / (agreed.grad_norm + 1e-6)) if agreed.grad_norm > clip else 1.0
+        if factor / scale != 1.0:
+            torch._foreach_mul_(list(gradients.values()), factor / scale)
         self.optimizer.step(rate)
         self.expert_load = self.model.routing.balance(agreed.choices)
-        self.timer.mark("optimizer")
-        after = Position(step, position.samples + self.training.global_batch_size, agreed.loss)
-        self._report(after, agreed, rate)
-        return after, agreed.stop
+        return ""
 
     def _agree(self, loss: torch.Tensor, gradients: dict[str, torch.Tensor]) -> Agreement:
         """Sum loss, squared gradient norm, wish to stop and routers' choices over all ranks, in one float64 reduction.
@@ -167,17 +185,21 @@ class Trainer:
         dist.all_reduce(totals)
         loss_total, squared_total, stop_total = totals[:3].tolist()
         norm = math.sqrt(squared_total) if squared_total >= 0 else math.nan
-        return Agreement(loss_total, norm, stop_total > 0, totals[3:])
+        scale = self.guard.scaler.scale
+        return Agreement(loss_total / scale, norm / scale, stop_total > 0, totals[3:])
 
-    def _report(self, after: Position, agreed: Agreement, rate: float) -> None:
+    def _report(self, after: Position, agreed: Agreement, rate: float, skipped: str) -> None:
         seconds, split = self.timer.finish()
         record = StepRecord(
             run_id=self.config.launch.run_id,
             attempt=self.config.launch.attempt,
             step=after.step,
-            loss=agreed.loss,
-            grad_norm=agreed.grad_norm,
+            loss=agreed.loss if math.isfinite(agreed.loss) else None,
+            grad_norm=agreed.grad_norm if math.isfinite(agreed.grad_norm) else None,
             learning_rate=rate,
+            skipped=skipped,
+            skipped_steps=self.guard.skipped,
+            loss_scale=self.guard.scaler.scale,
             tokens=after.samples * self.config.dimensions.sequence_length,
             tokens_per_second=self.config.tokens_per_step / seconds,
             step_seconds=seconds,

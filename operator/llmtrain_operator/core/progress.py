@@ -80,6 +80,7 @@ def _progress(observed: Observed, old: ProgressStatus | None, report: Progress) 
         tokens=str(_count(report.tokens)),
         loss=f"{report.loss:.6g}",
         tokens_per_second=f"{report.tokens_per_second:.6g}",
+        skipped_steps=_count(report.skipped_steps),
         eta_seconds=_eta(report),
         updated_at=to_timestamp(observed.now),
     )

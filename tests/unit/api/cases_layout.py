@@ -27,6 +27,7 @@ LAYOUT_ACCEPTED = (
         "split backward, ZeRO-1, recompute full",
         {**_pipeline(pipelineSchedule="ZBV", zeroStage=1, recompute="full"), **FOUR_LAYERS},
     ),
+    Case("fp16 and skipped spikes", {"spec.training.precision": "fp16", "spec.training.skipping": {"spikeSigmas": 6}}),
     Case("experts as they come", {"spec.model.moe": {}}),
     Case("experts of a preset", {"spec.model.preset": "tiny-moe", "spec.parallelism.expert": 4}),
     Case("experts on pairs of ranks", _experts(2, capacityFactor=1.25, biasRate=0.001, balanceCoefficient=0)),

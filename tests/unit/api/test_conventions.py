@@ -20,6 +20,7 @@ FLOATS = {
     "spec.training.optimizer.gradientClipNorm": "a norm, as in every training script",
     "spec.training.schedule.minLearningRateRatio": "a ratio",
     "spec.training.schedule.decayFraction": "a ratio",
+    "spec.training.skipping.spikeSigmas": "a multiple of a standard deviation",
     "spec.model.moe.capacityFactor": "a ratio, as in the papers",
     "spec.model.moe.balanceCoefficient": "a weight of a loss, as in the papers",
     "spec.model.moe.zCoefficient": "a weight of a loss, as in the papers",

@@ -43,7 +43,7 @@ class TrainingState:
             found[f"model.{name}"] = piece, shard
             for moment, local in self.optimizer.moments(name).items():
                 found[f"optimizer.{moment}.{name}"] = piece, local
-        return found | {f"model.{name}": (whole_of(tensor), tensor) for name, tensor in self.others.items()}
+        return found | {name: (whole_of(tensor), tensor) for name, tensor in self.others.items()}
 
 
 def tensors(state: TrainingState) -> dict[str, Tensor]:
@@ -81,7 +81,6 @@ def restore(folder: Path, manifest: Manifest, live: TrainingState, *, rank: int,
     """
     generators = random_state(rank) if same_layout else {}
     read(folder, {**tensors(live), **generators})
-    live.optimizer.set_steps_done(manifest.step)
     if same_layout:
         torch.set_rng_state(generators[f"random.{rank}.cpu"])
         if (cuda := generators.get(f"random.{rank}.cuda")) is not None:

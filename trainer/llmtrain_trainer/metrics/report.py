@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import resource
 import socket
 import sys
@@ -30,11 +31,17 @@ class StepRecord:
     run_id: str
     attempt: int
     step: int
-    loss: float
-    """Mean over the tokens of the global batch, nats per token."""
-    grad_norm: float
-    """Of the whole gradient, before clipping."""
+    loss: float | None
+    """Mean over the tokens of the global batch, nats per token; null where it was not finite."""
+    grad_norm: float | None
+    """Of the whole gradient, before clipping; null where it was not finite."""
     learning_rate: float
+    skipped: str
+    """Why the step was not made; empty for one that was."""
+    skipped_steps: int
+    """Since the beginning."""
+    loss_scale: float
+    """After this step; 1 but for fp16."""
     tokens: int
     """Seen since the beginning."""
     tokens_per_second: float
@@ -64,6 +71,7 @@ class Reporter:
         self.resumed_from = -1
         self.skipped: tuple[str, ...] = ()
         self._failed: Failed | None = None
+        self._last_loss = 0.0
 
     def event(self, name: str, **facts: Any) -> None:
         """Say once what happened, as one JSON line on stdout."""
@@ -84,11 +92,12 @@ class Reporter:
         line = json.dumps(asdict(record))
         if self._file is not None:
             self._file.append(line)
+        self._first = self._first or (record.step, record.time)
+        self._last_loss = self._last_loss if record.loss is None else record.loss
         if self._terminal:
             self._draw(record)
         else:
             self._print(line)
-        self._first = self._first or (record.step, record.time)
         self._progress = Progress(
             attempt=record.attempt,
             step=record.step,
@@ -96,8 +105,9 @@ class Reporter:
             first_step_at=self._first[1],
             steps=self._config.spec.training.steps,
             tokens=record.tokens,
-            loss=record.loss,
-            gradient_norm=record.grad_norm,
+            loss=self._last_loss,
+            gradient_norm=record.grad_norm or 0.0,
+            skipped_steps=record.skipped_steps,
             tokens_per_second=record.tokens_per_second,
             memory_bytes=record.memory_bytes,
             step_at=record.time,
@@ -147,9 +157,10 @@ class Reporter:
         steps = self._config.spec.training.steps
         filled = BAR_WIDTH * record.step // steps
         left = (steps - record.step) * record.step_seconds
+        norm = math.nan if record.grad_norm is None else record.grad_norm
         sys.stdout.write(
-            f"\r[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] step {record.step}/{steps}  loss {record.loss:.4f}  "
-            f"grad {record.grad_norm:.3f}  lr {record.learning_rate:.2e}  {record.tokens_per_second:,.0f} tok/s  "
+            f"\r[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] step {record.step}/{steps}  loss {self._last_loss:.4f}  "
+            f"grad {norm:.3f}  lr {record.learning_rate:.2e}  {record.tokens_per_second:,.0f} tok/s  "
             f"{record.step_seconds * 1e3:.0f} ms/step  {left:.0f} s left \x1b[K"
         )
         sys.stdout.flush()

@@ -61,6 +61,10 @@ class ShardedOptimizer:
         for name, parameter in self.parameters.items():
             self.shards[name].grad = None if parameter.grad is None else local_of(parameter.grad)
         self.inner.step()
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of the gradients."""
         for name, parameter in self.parameters.items():
             self.shards[name].grad = None
             parameter.grad = None

@@ -18,7 +18,7 @@ from llmtrain_trainer.model.moe import MixtureOfExperts
 from llmtrain_trainer.model.transformer import Transformer
 from llmtrain_trainer.parallel.pieces import Piece, local_of
 
-COMPUTE_TYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
+COMPUTE_TYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)

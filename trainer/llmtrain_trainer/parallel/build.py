@@ -70,8 +70,14 @@ class RankModel:
         dims = self._config.dimensions
         apply.initialise(self.parameters, self.pieces, layers=dims.layers, seed=self._config.spec.training.seed)
 
-    def forward_backward(self, batches: Batches, timer: StepTimer) -> Tensor:
-        """Accumulate the gradient of the mean loss over the global batch. Returns this rank's share of that mean."""
+    def forward_backward(self, batches: Batches, timer: StepTimer, scale: float = 1.0) -> Tensor:
+        """Accumulate the gradient of the mean loss over the global batch, times `scale`.
+
+        Returns:
+            This rank's share of that mean, times `scale`.
+        """
+        self._scale = scale
+        self.routing.scale_losses(scale)
         if self._pipeline is None:
             return self._accumulate(batches, timer)
         pairs = [(self._to_device(inputs), self._to_device(targets)) for inputs, targets in batches]
@@ -151,6 +157,6 @@ class RankModel:
         return own_part(whole, self._context, dim) if self._context else whole
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the micro-batch's share of the mean loss over the global batch."""
+        """Return the micro-batch's share of the mean loss over the global batch, scaled."""
         total = vocabulary_loss_sum(logits, targets, self._tensor) if self._tensor else loss_sum(logits, targets)
-        return total / self._config.tokens_per_step
+        return total / self._config.tokens_per_step * self._scale

@@ -22,9 +22,14 @@ class Routing:
         self._copies = config.shape.tp
         """Ranks that route the same tokens."""
         self._routers = {number: mixture.router for stage in stages for number, mixture in stage.mixtures().items()}
+        self._tokens_per_step = config.tokens_per_step
         for router in self._routers.values():
-            router.loss_scale = 1.0 / (config.tokens_per_step * self._copies)
             router.reset()
+
+    def scale_losses(self, scale: float) -> None:
+        """Have the routers' losses multiplied as the model's own is: means over the global batch, times `scale`."""
+        for router in self._routers.values():
+            router.loss_scale = scale / (self._tokens_per_step * self._copies)
 
     def take_choices(self) -> Tensor:
         """Return this rank's share of the step's choices, float64 [layers with experts x experts], and forget them.
@@ -56,7 +61,7 @@ class Routing:
     def tensors(self) -> dict[str, Tensor]:
         """Return what routers remember from step to step, by name; the live memory, whole on every rank that has it."""
         return {
-            f"layers.{number}.feed_forward.router.{name}": tensor
+            f"model.layers.{number}.feed_forward.router.{name}": tensor
             for number, router in self._routers.items()
             for name, tensor in (("load", router.load), ("bias", router.bias))
         }
