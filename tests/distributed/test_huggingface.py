@@ -33,8 +33,9 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 DIMENSIONS = ModelDimensions(
     dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, vocab_size=260, sequence_length=16
 )  # of the job that conftest.py makes
-EXPERTS = {"experts": 4, "topK": 2, "ffnDim": 24}
-MIXTURE = ModelDimensions.model_validate({**DIMENSIONS.to_wire(), "moe": EXPERTS})
+EXPERTS = {"moe": {"experts": 4, "topK": 2, "ffnDim": 24}, "ropeTheta": 5e5, "normEpsilon": 1e-6}
+"""Of spec.model; positions and norms are other than usual, too."""
+MIXTURE = ModelDimensions.model_validate({**DIMENSIONS.to_wire(), **EXPERTS})
 LOGITS = 1e-5
 LOSS = 1e-6
 STILL: dict[str, Any] = {
@@ -170,7 +171,7 @@ def test_a_config_means_the_same_to_transformers_and_to_us(preset: str, tmp_path
 
 @pytest.mark.parametrize(
     ("dims", "changes"),
-    [(DIMENSIONS, {}), (MIXTURE, {"model": {"moe": EXPERTS}, "parallelism": {"expert": 2}})],
+    [(DIMENSIONS, {}), (MIXTURE, {"model": EXPERTS, "parallelism": {"expert": 2}})],
     ids=["dense", "mixture"],
 )
 def test_a_checkpoint_of_two_ranks_gives_the_same_logits_in_transformers(
@@ -225,7 +226,7 @@ def test_weights_of_theirs_start_every_layout_alike_and_come_back_bit_for_bit(
     tokens = some_tokens()
     logits = their_logits(loaded(theirs[saved]), tokens)
     for number, (folder, ranks, parallelism) in enumerate(layouts):
-        model = {"initFrom": f"file://{theirs[folder]}", **({"moe": EXPERTS} if dims.moe else {})}
+        model = {"initFrom": f"file://{theirs[folder]}", **(EXPERTS if dims.moe else {})}
         job = finished(
             new_job(f"layout-{number}"), ranks, **merged(STILL, {"model": model, "parallelism": parallelism})
         )

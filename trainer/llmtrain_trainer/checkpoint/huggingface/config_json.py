@@ -11,13 +11,11 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from llmtrain_api.presets import PRESETS, ModelDimensions
+from llmtrain_api.presets import ModelDimensions
 from llmtrain_trainer.checkpoint.huggingface.families import FAMILIES, Family
 from llmtrain_trainer.errors import UserError
 
 NAME = "config.json"
-PRESET_ONLY = ("rope_theta", "norm_epsilon")
-"""Dimensions that no field of spec.model sets: they come with the preset."""
 UNSCALED = (None, "default")
 """Kinds of rotary positions that are ours: no stretching."""
 
@@ -132,10 +130,6 @@ def _fix(ours: str, found: Any) -> str:
         return "complete config.json, or choose other weights"
     if ours == "moe.top_k" and found == 1:
         return "choose weights made with 2 experts or more per token: of one alone our router weighs in its chance"
-    if ours in PRESET_ONLY:
-        having = [name for name, size in PRESETS.items() if getattr(size, ours) == found]
-        presets = f"use a model.preset that has it ({', '.join(having)})" if having else "no preset has it"
-        return f"{presets}, or choose other weights"
     if ours == "head_dim":
         return "choose weights whose heads are hidden_size / num_attention_heads wide"
     field = ".".join(map(to_camel, ours.split(".")))

@@ -117,10 +117,13 @@ CASES: list[tuple[str, Callable[[Path], object], tuple[str, ...]]] = [
     ("key/value heads left out", _config(num_key_value_heads=None), ("num_key_value_heads is 4", "model.kvHeads to 4")),
     ("no width at all", _config(hidden_size=None), ("hidden_size is None", "complete config.json")),
     ("wide heads", _config(head_dim=64), ("head_dim is 64", "head_dim 2", "hidden_size / num_attention_heads")),
-    ("rope_theta", _config(rope_theta=5e5), ("rope_theta is 500000.0", "rope_theta 10000.0", "llama-1b, llama-8b")),
-    ("rope_theta of nobody", _config(rope_theta=3.0), ("rope_theta is 3.0", "no preset has it")),
+    ("rope_theta", _config(rope_theta=5e5), ("rope_theta is 500000.0", "rope_theta 10000.0", "model.ropeTheta to")),
     ("rope_theta as written now", _config(rope_parameters={"rope_theta": 5e5}), ("rope_theta is 500000.0",)),
-    ("rms_norm_eps", _config(rms_norm_eps=1e-6), ("rms_norm_eps is 1e-06", "rms_norm_eps 1e-05")),
+    (
+        "rms_norm_eps",
+        _config(rms_norm_eps=1e-6),
+        ("rms_norm_eps is 1e-06", "rms_norm_eps 1e-05", "set model.normEpsilon"),
+    ),
     ("rms_norm_eps left out", _config(rms_norm_eps=None), ("rms_norm_eps is 1e-06",)),
     ("rope_scaling", _config(rope_scaling=SCALED), ("rope_scaling is of type 'llama3'", "without scaling")),
     ("rope_scaling of old", _config(rope_scaling={"type": "linear"}), ("of type 'linear'",)),
@@ -157,7 +160,7 @@ CASES_OF_MIXTURES: list[tuple[str, Callable[[Path], object], tuple[str, ...]]] =
     ("other width of experts", _mixture(intermediate_size=5), ("intermediate_size is 5", "set model.moe.ffnDim to 5")),
     ("key/value heads left out", _mixture(num_key_value_heads=ABSENT), ("num_key_value_heads is 8", "kvHeads to 8")),
     ("key/value heads null", _mixture(num_key_value_heads=None), ("num_key_value_heads is 4", "kvHeads to 4")),
-    ("rope_theta left out", _mixture(rope_theta=ABSENT), ("rope_theta is 1000000.0", "mixtral-8x7b")),
+    ("rope_theta left out", _mixture(rope_theta=ABSENT), ("rope_theta is 1000000.0",)),
     ("short window", _mixture(sliding_window=15), ("sliding_window is 15", "16, and more", "sequenceLength to 15 or")),
     ("window of nothing", _mixture(sliding_window=0), ("sliding_window is 0", "fix: choose other weights")),
     ("window of words", _mixture(sliding_window="all"), ("sliding_window is 'all'",)),
@@ -214,6 +217,11 @@ def test_what_computes_the_same_is_taken(tmp_path: Path, make: Callable[[Path], 
 @pytest.mark.parametrize("window", [None, 16, 4096, ABSENT])
 def test_a_mixture_whose_window_is_no_shorter_than_a_sequence_is_taken(tmp_path: Path, window: object) -> None:
     open_folder(make_folder(tmp_path / "w", dims=MIXTURE, sliding_window=window), moe={**EXPERTS, "biasRate": 0.001})
+
+
+def test_positions_and_norms_may_be_set_to_those_of_the_weights(tmp_path: Path) -> None:
+    make_folder(tmp_path / "w", rope_theta=5e5, rms_norm_eps=1e-6)
+    open_folder(tmp_path / "w", ropeTheta=500_000, normEpsilon=1e-6)
 
 
 def test_tied_weights_hide_a_head_that_is_there_as_in_transformers(tmp_path: Path) -> None:
