@@ -107,7 +107,7 @@ class FirstWeights:
     def _check(self, family: Family, ignored: set[str]) -> None:
         found = self._weights.shapes()
         if stacked := [name for name in found if family.stacked and name.endswith(family.stacked)]:
-            problem, allowed = f"tensor {_some(stacked)} holds all experts of a layer", "tensors of one expert each"
+            problem, allowed = f"tensor {stacked[0]} holds all experts of a layer", "tensors of one expert each"
             fix = "save them anew by save_pretrained, without save_original_format=False"
             raise self._wrong(problem, allowed=allowed, fix=fix)
         wanted = {self._sources[part.theirs]: part for part in reversed(self._parts)}
