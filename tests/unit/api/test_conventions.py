@@ -21,6 +21,8 @@ FLOATS = {
     "spec.training.schedule.minLearningRateRatio": "a ratio",
     "spec.training.schedule.decayFraction": "a ratio",
     "spec.training.skipping.spikeSigmas": "a multiple of a standard deviation",
+    "spec.model.ropeTheta": "as in config.json of published weights; one of them may be a fraction",
+    "spec.model.normEpsilon": "as in config.json of published weights; spans orders of magnitude",
     "spec.model.moe.capacityFactor": "a ratio, as in the papers",
     "spec.model.moe.balanceCoefficient": "a weight of a loss, as in the papers",
     "spec.model.moe.zCoefficient": "a weight of a loss, as in the papers",
