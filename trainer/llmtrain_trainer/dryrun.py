@@ -1,0 +1,150 @@
+"""`python -m llmtrain_trainer.dryrun < SPEC`: what single ranks of a job hold, without the job's machines.
+
+A job's spec (JSON) comes in at standard input, one JSON object goes out. The ranks' own code cuts and shards the model:
+parameters lie on the meta device, which has shapes and no memory, and the other ranks are a fake process group, whose
+collectives return at once. So a model for 1,024 GPUs is laid out in seconds by one process. A spec that cannot be laid
+out is said in one line with exit code 64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from pydantic import ValidationError
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from llmtrain_api.constants import ExitCode
+from llmtrain_api.launch import RankLaunch
+from llmtrain_api.meta import ApiModel
+from llmtrain_api.spec import LLMTrainJobSpec
+from llmtrain_trainer.config import RunConfig
+from llmtrain_trainer.errors import UserError
+from llmtrain_trainer.optim.sharded import MOMENTS
+from llmtrain_trainer.parallel.build import RankModel
+
+
+class RankHolding(ApiModel):
+    """What one rank keeps from step to step."""
+
+    rank: int
+    stages: list[int]
+    parameters: int
+    """Elements that lie on this rank."""
+    share: float
+    """The same, each divided by the number of ranks that hold it too: summed over all ranks it is the whole model."""
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+
+
+class DryRun(ApiModel):
+    """What a dry run found."""
+
+    world_size: int
+    parameters: int
+    """Of the whole model."""
+    ranks: list[RankHolding]
+    seconds: float
+    peak_memory_bytes: int
+    """Of the process that laid the ranks out, not of a rank."""
+
+
+def dry_run(spec: LLMTrainJobSpec, ranks: list[int] | None = None) -> DryRun:
+    """Lay out some ranks; left out: the first rank, and the first of the last pipeline stage.
+
+    Raises:
+        UserError: the ranks, or the model, cannot be laid out so.
+    """
+    started = time.perf_counter()
+    first = _config(spec, 0)
+    if ranks is None:
+        ranks = sorted({0, spec.world_size() - spec.world_size() // spec.parallelism.pipeline})
+    return DryRun(
+        world_size=spec.world_size(),
+        parameters=first.dimensions.parameter_count(),
+        ranks=[_holding(_config(spec, rank)) for rank in ranks],
+        seconds=round(time.perf_counter() - started, 3),
+        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def _holding(config: RunConfig) -> RankHolding:
+    with _fake_group(config.launch):
+        model = RankModel(config)
+    moments = len(MOMENTS[config.spec.training.optimizer.name])
+    elements, share, size = 0, 0.0, 0
+    for name, parameter in model.parameters.items():
+        piece = model.pieces[name]
+        own = math.prod(piece.sizes)
+        elements += own
+        share += own / piece.copies
+        size += own * parameter.element_size()
+    return RankHolding(
+        rank=config.launch.global_rank,
+        stages=sorted(model.stages),
+        parameters=elements,
+        share=share,
+        parameter_bytes=size,
+        gradient_bytes=size,  # a reduced gradient has its parameter's type
+        optimizer_bytes=moments * size,
+    )
+
+
+@contextmanager
+def _fake_group(launch: RankLaunch) -> Iterator[None]:
+    dist.init_process_group("fake", rank=launch.global_rank, world_size=launch.world_size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _config(spec: LLMTrainJobSpec, rank: int) -> RunConfig:
+    """Return a rank's view of the job; what is about its machine is not true, and not read."""
+    on_cpu = spec.model_copy(update={"workers": spec.workers.model_copy(update={"device": "cpu"})})
+    local = spec.ranks_per_worker()
+    launch = RankLaunch(
+        run_id="dry/run",
+        attempt=0,
+        global_rank=rank,
+        local_rank=rank % local,
+        node_rank=rank // local,
+        world_size=spec.world_size(),
+        local_world_size=local,
+        master_address="",
+        master_port=0,
+        spec=on_cpu.to_wire(),
+        error_file="",
+    )
+    return replace(RunConfig.of(launch), device=torch.device("meta"))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m llmtrain_trainer.dryrun", description=__doc__)
+    parser.add_argument("--rank", type=int, action="append", help="a rank to lay out; repeatable")
+    options = parser.parse_args(arguments)
+    try:
+        spec = LLMTrainJobSpec.model_validate(json.load(sys.stdin))
+        wrong = [rank for rank in options.rank or () if not 0 <= rank < spec.world_size()]
+        if wrong:
+            parser.error(f"--rank {wrong[0]}: the job has the ranks 0 to {spec.world_size() - 1}; choose among them")
+        found = dry_run(spec, options.rank)
+    except (UserError, ValidationError, json.JSONDecodeError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return int(ExitCode.USER_ERROR)
+    print(json.dumps(found.to_wire()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
