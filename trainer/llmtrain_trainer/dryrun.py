@@ -11,11 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import resource
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -56,7 +55,7 @@ class DryRun(ApiModel):
     ranks: list[RankHolding]
     seconds: float
     peak_memory_bytes: int
-    """Of the process that laid the ranks out, not of a rank."""
+    """Of the largest process that laid ranks out, not of a rank."""
 
 
 def dry_run(spec: LLMTrainJobSpec, ranks: list[int] | None = None) -> DryRun:
@@ -69,18 +68,24 @@ def dry_run(spec: LLMTrainJobSpec, ranks: list[int] | None = None) -> DryRun:
     first = _config(spec, 0)
     if ranks is None:
         ranks = sorted({0, spec.world_size() - spec.world_size() // spec.parallelism.pipeline})
+    # A process for each: torch remembers where a mesh's rank lies beyond the end of its process group.
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        holdings = pool.map(_holding, [_config(spec, rank) for rank in ranks], chunksize=1)
+    peaks = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return DryRun(
         world_size=spec.world_size(),
         parameters=first.dimensions.parameter_count(),
-        ranks=[_holding(_config(spec, rank)) for rank in ranks],
+        ranks=holdings,
         seconds=round(time.perf_counter() - started, 3),
-        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_memory_bytes=max(peaks) * 1024,
     )
 
 
 def _holding(config: RunConfig) -> RankHolding:
-    with _fake_group(config.launch):
-        model = RankModel(config)
+    torch.set_num_threads(1)  # a forked process has none of its parent's threads, and would wait for them
+    launch = config.launch
+    dist.init_process_group("fake", rank=launch.global_rank, world_size=launch.world_size, store=FakeStore())
+    model = RankModel(config)
     moments = len(MOMENTS[config.spec.training.optimizer.name])
     elements, share, size = 0, 0.0, 0
     for name, parameter in model.parameters.items():
@@ -98,15 +103,6 @@ def _holding(config: RunConfig) -> RankHolding:
         gradient_bytes=size,  # a reduced gradient has its parameter's type
         optimizer_bytes=moments * size,
     )
-
-
-@contextmanager
-def _fake_group(launch: RankLaunch) -> Iterator[None]:
-    dist.init_process_group("fake", rank=launch.global_rank, world_size=launch.world_size, store=FakeStore())
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def _config(spec: LLMTrainJobSpec, rank: int) -> RunConfig:

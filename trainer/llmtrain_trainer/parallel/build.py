@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from llmtrain_api.spec import STAGES_PER_RANK
+from llmtrain_api.stages import layers_of_stages, stages_of_rank
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.metrics.timer import StepTimer
 from llmtrain_trainer.model.transformer import Transformer, loss_sum, rotary_tables
@@ -23,7 +24,6 @@ from llmtrain_trainer.parallel.pieces import Cuts, join_cuts, pieces_of
 from llmtrain_trainer.parallel.pipeline import Passed, Pipeline
 from llmtrain_trainer.parallel.recompute import recompute
 from llmtrain_trainer.parallel.routing import Routing
-from llmtrain_api.stages import layers_of_stages, stages_of_rank
 from llmtrain_trainer.parallel.tensor import cut_model, sum_replicated
 from llmtrain_trainer.parallel.vocabulary import vocabulary_loss_sum
 
