@@ -58,6 +58,13 @@ def plan(manifest: dict[str, Any], machine: Machine, top: int) -> Plan:
     )
 
 
+def smallest(manifest: dict[str, Any], machine: Machine) -> Estimate:
+    """Return the legal layout of a valid manifest that needs least memory."""
+    spec = complete(manifest)["spec"]
+    search = _Search(spec, Workload.of(LLMTrainJobSpec.model_validate(spec)), machine)
+    return search.smallest(list(search.divisions()))
+
+
 def legal_axes(manifest: dict[str, Any]) -> list[Parallelism]:
     """Return the legal divisions of a valid manifest's ranks, with each schedule that is legal for it."""
     spec = complete(manifest)["spec"]
