@@ -112,18 +112,18 @@ def _gpu(name: str, flops: float, memory: float, bandwidth: float, links: tuple[
 
 CPU: Final = Machine(
     name="cpu",
-    flops=45e9,
-    fp32_flops=45e9,
+    flops=250e9,
+    fp32_flops=120e9,
     efficiency=0.5,
     memory_bytes=8 * GIGA,
-    memory_bandwidth=4 * GIGA,
-    inside=0.6 * GIGA,
+    memory_bandwidth=17 * GIGA,
+    inside=0.43 * GIGA,
     outside=0.1 * GIGA,
-    latency=300e-6,
+    latency=190e-6,
     overlaps=False,
     cores=2,
 )
-"""Two cores of a small virtual machine with gloo; `benchmarks/plan_vs_measured.py` measures the one it runs on."""
+"""Two cores of a small virtual machine with gloo, as `benchmarks/plan_vs_measured.py` found it; measure your own."""
 
 MACHINES: Final[dict[str, Machine]] = {
     machine.name: machine

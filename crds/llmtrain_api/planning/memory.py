@@ -185,16 +185,18 @@ def _of_rank(layout: Layout, rank: int, stages: list[Stage], weights: Weights, a
     # With a pipeline FSDP frees nothing between backward passes, whatever the stage of ZeRO.
     gathered = layers.total if axes.pipeline > 1 or axes.zero_stage < 3 else min(layers.total, 2 * largest)
     if layout.accumulates:
-        whole_gradients = FP32 * (layers.total + ends) + FP32 * max(ends, largest)
-    else:  # in the type of compute, and the fp32 copy that is reduced
-        whole_gradients = (size + FP32) * max(ends, min(layers.total, 2 * largest))
+        # Each group's gradients become shards and are let go: what is whole is never beside all that is sharded,
+        # unless an earlier reduction of the step has left its shards.
+        gradients = FP32 * (layers.total + ends + max(ends, largest) + (own if layout.reductions > 1 else 0.0))
+    else:  # some in the type of compute, with the fp32 copy that is reduced
+        gradients = FP32 * own + (size + FP32) * max(ends, min(layers.total, 2 * largest))
     held = waiting(axes.pipeline_schedule, rank, axes.pipeline, layout.micro_batches)
     kept = held * sum(activations.stage(stage) for stage in stages)
     at_once = max(activations.again(stage) for stage in stages)
     loss = activations.logits if any(stage.last for stage in stages) else 0.0
     return Memory(
         weights=FP32 * own + size * (gathered + ends),
-        gradients=FP32 * own + whole_gradients,
+        gradients=gradients,
         optimizer=FP32 * layout.work.moments * own,
         activations=kept + max(at_once, loss),
     )
