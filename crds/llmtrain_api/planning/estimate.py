@@ -109,7 +109,7 @@ class _Estimator:
         works = {key: self._work(list(key)) for key in {tuple(stages) for stages in self.pipeline}}
         stages, slowest = max(works.items(), key=lambda item: item[1].compute + item[1].wait)
         held = list(stages)
-        idle = self._idle(slowest)
+        idle = self._idle(slowest, count * (slowest.compute + slowest.wait))
         passing = self._passing(len(held)).seconds
         wait = count * slowest.wait + passing + self._data_wait(held, slowest) + self._agreement()
         return _Times(count * slowest.compute + idle + wait + self._optimizer(held), idle, wait, held)
@@ -160,13 +160,19 @@ class _Estimator:
         scores = stage.layers * parts.attention * (1 if self.axes.context == 1 else 2)
         return tokens * (layers + stage.last * dims.output_flops()), tokens * scores
 
-    def _idle(self, work: _Work) -> float:
+    def _idle(self, work: _Work, busy: float) -> float:
+        """Return the seconds in which a rank waits for other stages, beside `busy` ones in which it works.
+
+        Where ranks share a CPU's cores, those that wait leave theirs to the others, who are so much faster: then a step
+        takes as long as all work does on all cores, or as the pipeline would with a core for each rank.
+        """
         if self.axes.pipeline == 1:
             return 0.0
         backward = work.inputs + work.backward_wait
         split = (backward, work.weights) if self.split else (backward + work.weights, 0.0)
         times = StageTimes(work.forward + work.forward_wait, *split)
-        return idle_seconds(self.axes.pipeline_schedule, self.axes.pipeline, times)
+        idle = idle_seconds(self.axes.pipeline_schedule, self.axes.pipeline, times)
+        return max(0.0, self.machine.share(self.layout.work.ranks_per_worker) * (busy + idle) - busy)
 
     def _passing(self, stages: int) -> Load:
         """Return the load of the residual stream and its gradient, over all micro-batches and this rank's stages."""
