@@ -112,23 +112,23 @@ class Trainer:
             torch.manual_seed(self.training.seed + self.config.launch.global_rank)
             self.model = RankModel(self.config)
             options = self.training.optimizer.decided()
-            self.optimizer = ShardedOptimizer(self.model.parameters, self.model.pieces, options)
+            self.optimizer = ShardedOptimizer(self.model.shards, self.model.pieces, options)
             self.state = TrainingState(self.optimizer, self.model.routing.tensors())
         with self.phases.phase("checkpoint_load" if manifest else "initialise"):
-            if manifest is None:
-                self._initialise()
-                return Position()
-            position = self.checkpoints.restore(manifest, self.state)
-        self.reporter.event("resumed", step=position.step, skipped=list(self.resume.skipped))
+            position = self.checkpoints.restore(manifest, self.state) if manifest else self._initialise()
+            self.model.shards_have_changed()
+        if manifest is not None:
+            self.reporter.event("resumed", step=position.step, skipped=list(self.resume.skipped))
         return position
 
-    def _initialise(self) -> None:
+    def _initialise(self) -> Position:
         if self.first_weights is None:
             self.model.initialise()
-            return
+            return Position()
         self.first_weights.fill(self.optimizer.shards, self.optimizer.pieces)
         self.first_weights = None  # lets go of the files
         self.reporter.event("initialised", source=self.config.spec.model.init_from)
+        return Position()
 
     def _step(self, position: Position) -> tuple[Position, bool]:
         """Make one optimizer step. Returns where training stands after it, and whether to stop."""
@@ -136,8 +136,7 @@ class Trainer:
         self.timer.start()
         batches = self.data.loader.step(position.samples, self.plan, self.data_rank)
         loss = self.model.forward_backward(batches, self.timer)
-        gradients = self.optimizer.gradients()
-        self.model.finish_gradients(gradients)
+        gradients = self.model.gradients()
         agreed = self._agree(loss, gradients)
         self.timer.mark("sync_wait")
         if not (math.isfinite(agreed.loss) and math.isfinite(agreed.grad_norm)):
@@ -147,7 +146,8 @@ class Trainer:
         if agreed.grad_norm > clip:
             torch._foreach_mul_(list(gradients.values()), clip / (agreed.grad_norm + 1e-6))
         rate = learning_rate(step, self.training)
-        self.optimizer.step(rate)
+        self.optimizer.step(gradients, rate)
+        self.model.shards_have_changed()
         self.expert_load = self.model.routing.balance(agreed.choices)
         self.timer.mark("optimizer")
         after = Position(step, position.samples + self.training.global_batch_size, agreed.loss)

@@ -27,6 +27,7 @@ LAYOUT_ACCEPTED = (
         "split backward, ZeRO-1, recompute full",
         {**_pipeline(pipelineSchedule="ZBV", zeroStage=1, recompute="full"), **FOUR_LAYERS},
     ),
+    Case("split backward, nothing sharded", {**_pipeline(pipelineSchedule="ZBV", zeroStage=0), **FOUR_LAYERS}),
     Case("experts as they come", {"spec.model.moe": {}}),
     Case("experts of a preset", {"spec.model.preset": "tiny-moe", "spec.parallelism.expert": 4}),
     Case("experts on pairs of ranks", _experts(2, capacityFactor=1.25, biasRate=0.001, balanceCoefficient=0)),
@@ -81,7 +82,7 @@ LAYOUT_REFUSED = (
         "split backward with ZeRO-3",
         _pipeline(2, pipelineSchedule="ZBV") | FOUR_LAYERS,
         ("spec.parallelism.zeroStage",),
-        ("3 is refused", "1 or 2 with ZBV"),
+        ("3 is refused", "0, 1 or 2 with ZBV"),
     ),
     Case(
         "split backward with selective recomputation",
