@@ -49,7 +49,7 @@ _WORDS = {
         "zeroStage",
         "recompute",
     ),
-    "spec.training": ("steps", "globalBatchSize", "microBatchSize", "precision", "seed"),
+    "spec.training": ("steps", "globalBatchSize", "microBatchSize", "precision", "compile", "seed"),
     "spec.training.optimizer": ("name", "beta1", "epsilon", "gradientClipNorm"),
     "spec.training.lossScale": ("initial", "minimum", "growthSteps", "hysteresis"),
     "spec.training.skipping": ("maxInARow",),

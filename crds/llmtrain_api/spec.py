@@ -225,6 +225,8 @@ class Training(ApiModel):
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     """Of parameters in compute; master weights, gradients' reduction and optimizer state stay fp32. fp16, for devices
     without bf16, scales its loss."""
+    compile: bool = False
+    """Compile each layer with torch.compile: faster steps, a later first one. Needs a C++ compiler in the image."""
     loss_scale: LossScale = LossScale()
     skipping: Skipping = Skipping()
     optimizer: Optimizer = Optimizer()

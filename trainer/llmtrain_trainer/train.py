@@ -26,6 +26,7 @@ from llmtrain_trainer.optim.guard import StepGuard
 from llmtrain_trainer.optim.schedule import learning_rate
 from llmtrain_trainer.optim.sharded import ShardedOptimizer
 from llmtrain_trainer.parallel.build import RankModel
+from llmtrain_trainer.parallel.compile import prepare_compiler
 from llmtrain_trainer.parallel.pieces import squared_norm
 from llmtrain_trainer.stopping import StopRequest
 
@@ -116,6 +117,8 @@ class Trainer:
             return Position(manifest.step, manifest.samples, manifest.loss)
         with self.phases.phase("model"):
             torch.manual_seed(self.training.seed + self.config.launch.global_rank)
+            if self.training.compile:
+                prepare_compiler(self.config.device, self.config.work_dir)
             self.model = RankModel(self.config)
             options = self.training.optimizer.decided()
             self.optimizer = ShardedOptimizer(self.model.shards, self.model.pieces, options)

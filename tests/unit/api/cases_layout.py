@@ -27,6 +27,7 @@ LAYOUT_ACCEPTED = (
         "split backward, ZeRO-1, recompute full",
         {**_pipeline(pipelineSchedule="ZBV", zeroStage=1, recompute="full"), **FOUR_LAYERS},
     ),
+    Case("compiled layers", {"spec.training.compile": True, "spec.parallelism": {"recompute": "full"}}),
     Case("fp16 and skipped spikes", {"spec.training.precision": "fp16", "spec.training.skipping": {"spikeSigmas": 6}}),
     Case("positions and norms of other weights", {"spec.model.ropeTheta": 5e5, "spec.model.normEpsilon": 1e-6}),
     Case("split backward, nothing sharded", {**_pipeline(pipelineSchedule="ZBV", zeroStage=0), **FOUR_LAYERS}),
@@ -93,6 +94,18 @@ LAYOUT_REFUSED = (
         _pipeline(2, pipelineSchedule="DualPipeV", zeroStage=2, recompute="selective") | FOUR_LAYERS,
         ("spec.parallelism.recompute",),
         ("selective is refused", "none or full with DualPipeV"),
+    ),
+    Case(
+        "split backward of compiled layers",
+        _pipeline(2, pipelineSchedule="ZBV", zeroStage=1) | FOUR_LAYERS | {"spec.training.compile": True},
+        ("spec.training.compile",),
+        ("true is refused", "false with ZBV"),
+    ),
+    Case(
+        "selective recomputation of compiled layers",
+        {"spec.parallelism": {"recompute": "selective"}, "spec.training.compile": True},
+        ("spec.parallelism.recompute",),
+        ("selective is refused", "none or full with training.compile"),
     ),
     Case(
         "reductions within a pipeline's step",

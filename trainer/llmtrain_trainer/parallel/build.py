@@ -1,8 +1,8 @@
 """The model as one rank holds it: some stages, cut and sharded, that together make the gradients of a step.
 
 The order in which a stage is treated is part of what it is: tensor parallel and expert parallel (new shapes), context
-parallel, recomputation (wraps a layer's forward), sharing over data ranks (FSDP2's hooks must run once, outside of all
-that).
+parallel, compilation and recomputation (each wraps a layer's forward), sharing over data ranks (FSDP2's hooks must run
+once, outside of all that).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.metrics.timer import StepTimer
 from llmtrain_trainer.model.transformer import Transformer, loss_sum, rotary_tables
 from llmtrain_trainer.parallel import apply
+from llmtrain_trainer.parallel.compile import compile_layers
 from llmtrain_trainer.parallel.context import own_part, spread_context
 from llmtrain_trainer.parallel.expert import spread_experts
 from llmtrain_trainer.parallel.flat import Flat
@@ -162,6 +163,8 @@ class RankModel:
             cuts = join_cuts(cuts, spread_experts(stage, self._expert))
         if self._context:
             spread_context(stage, self._context)
+        if self._config.spec.training.compile:
+            compile_layers(stage)
         recompute(stage, self._parallelism.recompute)
         return cuts
 

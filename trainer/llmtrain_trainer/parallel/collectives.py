@@ -36,12 +36,14 @@ class _ScatterSum(torch.autograd.Function):
         return gather(gradients[0], ctx.group), None
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def gather_sequence(part_BLD: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the whole sequence on every rank; backward sums the ranks' gradients and keeps the own part."""
     whole: Tensor = _Gather.apply(part_BLD, group)
     return whole
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def scatter_sequence(partial_BLD: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Sum over ranks and keep the own part of the sequence; backward gathers."""
     part: Tensor = _ScatterSum.apply(partial_BLD, group)
