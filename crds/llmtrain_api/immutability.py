@@ -50,7 +50,7 @@ _WORDS = {
         "recompute",
     ),
     "spec.training": ("steps", "globalBatchSize", "microBatchSize", "precision", "compile", "seed"),
-    "spec.training.optimizer": ("name", "beta1", "epsilon", "gradientClipNorm"),
+    "spec.training.optimizer": ("name", "momentum", "beta1", "epsilon", "gradientClipNorm"),
     "spec.training.lossScale": ("initial", "minimum", "growthSteps", "hysteresis"),
     "spec.training.skipping": ("maxInARow",),
     "spec.training.schedule": ("kind", "warmupSteps", "minLearningRateRatio", "decayFraction"),

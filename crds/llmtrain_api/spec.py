@@ -132,11 +132,15 @@ class Parallelism(ApiModel):
     attention; `full`: whole layers. The loss stays the same to the bit."""
 
 
+OptimizerName = Literal["adamw", "lion", "muon"]
+
+
 class DecidedOptimizer(NamedTuple):
     """The optimizer's settings with the rule's own defaults filled in."""
 
-    name: Literal["adamw", "lion"]
+    name: OptimizerName
     learning_rate: float
+    momentum: float
     beta1: float
     beta2: float
     epsilon: float
@@ -146,10 +150,13 @@ class DecidedOptimizer(NamedTuple):
 class Optimizer(ApiModel):
     """The rule by which weights move, with clipping by the true global gradient norm."""
 
-    name: Literal["adamw", "lion"] = "adamw"
-    """`adamw` (Loshchilov and Hutter, 2019), or `lion` (Chen et al., 2023), which needs half of the memory."""
+    name: OptimizerName = "adamw"
+    """`adamw` (Loshchilov and Hutter, 2019); `lion` (Chen et al., 2023), which needs half of the memory, as does `muon`
+    (Jordan et al., 2024): matrices inside layers move by orthogonal updates of AdamW's size, all else by adamw."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] | None = None
     """Peak learning rate, reached after the warm-up. Default: 3e-4; lion: 6e-5."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Decay of the running mean of gradients of matrices that muon moves."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the running mean of gradients."""
     beta2: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -167,6 +174,7 @@ class Optimizer(ApiModel):
         return DecidedOptimizer(
             self.name,
             rate if self.learning_rate is None else self.learning_rate,
+            self.momentum,
             self.beta1,
             beta2 if self.beta2 is None else self.beta2,
             self.epsilon,

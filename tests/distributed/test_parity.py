@@ -35,6 +35,8 @@ def _deep(pipeline: int, schedule: str = "1F1B", **parallelism: Any) -> dict[str
     return {"model": {"layers": 8}, "training": {"globalBatchSize": 16}, "parallelism": wanted}
 
 
+MUON: dict[str, Any] = {"optimizer": {"name": "muon", "learningRate": 1e-3}}
+_TENSOR_CONTEXT = {"tensor": 2, "context": 2, "replicate": 2}
 BF16_LAYOUTS: list[tuple[int, dict[str, Any]]] = [
     (2, {}),
     (2, {"tensor": 2}),
@@ -110,6 +112,12 @@ LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("4 ranks, DualPipeV", 4, _deep(4, "DualPipeV")),
     ("4 ranks, DualPipeV x tensor 2, recompute full", 4, _deep(2, "DualPipeV", tensor=2, recompute="full")),
     ("8 ranks, ZBV x replicate 2 x context 2", 8, _deep(2, "ZBV", replicate=2, context=2)),
+    ("3 ranks, muon, uneven shards", 3, {"training": {**MUON, "globalBatchSize": 12}}),
+    ("2 ranks, muon, ZeRO-1", 2, {"training": MUON, "parallelism": {"zeroStage": 1}}),
+    ("2 ranks, muon, nothing sharded", 2, {"training": MUON, "parallelism": {"zeroStage": 0}}),
+    ("8 ranks, muon, tensor 2, context 2, replicate 2", 8, {"training": MUON, "parallelism": _TENSOR_CONTEXT}),
+    ("4 ranks, muon, pipeline 2", 4, {"training": MUON, "parallelism": {"pipeline": 2}}),
+    ("8 ranks, muon, expert 2, tensor 2", 8, {**_experts(expert=2, tensor=2), "training": MUON}),
     ("1 rank, ZeRO-1", 1, {"parallelism": {"zeroStage": 1}}),
     ("2 ranks, nothing sharded", 2, {"parallelism": {"zeroStage": 0}}),
     ("3 ranks, ZeRO-1, uneven", 3, {"parallelism": {"zeroStage": 1}, "training": {"globalBatchSize": 12}}),

@@ -151,6 +151,7 @@ EXPERT_LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
     "tensor-2": (2, {"tensor": 2}),
     "zero-1-x-expert-2": (4, {"zeroStage": 1, "expert": 2}),
 }
+MUON = {"training": {"optimizer": {"name": "muon", "learningRate": 1e-3}}}
 LION = {"training": {"optimizer": {"name": "lion", "learningRate": 1e-4}, "schedule": {"kind": "wsd"}}}
 
 
@@ -164,8 +165,9 @@ LION = {"training": {"optimizer": {"name": "lion", "learningRate": 1e-4}, "sched
         ("expert-2-x-pipeline-2", EXPERTS),
         ("zero-1-x-replicate-2", {"training": {"precision": "bf16"}}),
         ("zero-0", {}),
+        ("shard-2-x-tensor-2", MUON),
     ],
-    ids=["t2", "c2t2", "p2s2", "lion", "e2p2", "zero1", "zero0"],
+    ids=["t2", "c2t2", "p2s2", "lion", "e2p2", "zero1", "zero0", "muon"],
 )
 def test_every_layout_resumes_to_the_bit(new_job: Callable[..., Job], layout: str, more: dict[str, Any]) -> None:
     ranks, parallelism = {**EXPERT_LAYOUTS, **LAYOUTS}[layout]

@@ -25,6 +25,7 @@ from llmtrain_trainer.metrics.timer import StepTimer
 from llmtrain_trainer.optim.guard import StepGuard
 from llmtrain_trainer.optim.schedule import learning_rate
 from llmtrain_trainer.optim.sharded import ShardedOptimizer
+from llmtrain_trainer.parallel.apply import COMPUTE_TYPE
 from llmtrain_trainer.parallel.build import RankModel
 from llmtrain_trainer.parallel.compile import prepare_compiler
 from llmtrain_trainer.parallel.pieces import squared_norm
@@ -121,7 +122,8 @@ class Trainer:
                 prepare_compiler(self.config.device, self.config.work_dir)
             self.model = RankModel(self.config)
             options = self.training.optimizer.decided()
-            self.optimizer = ShardedOptimizer(self.model.shards, self.model.pieces, options)
+            model, dtype = self.model, COMPUTE_TYPE[self.training.precision]
+            self.optimizer = ShardedOptimizer(model.shards, model.pieces, options, model.copy_group, dtype)
             self.state = TrainingState(self.optimizer, {**self.model.routing.tensors(), **self.guard.tensors()})
         with self.phases.phase("checkpoint_load" if manifest else "initialise"):
             position = self._restore(manifest) if manifest else self._initialise()

@@ -97,6 +97,16 @@ class Links:
         """Return the load of summing the shards of their gradients over replicas once; an all-reduce is two moves."""
         return self._collective("replicate", FP32 * self.own(stages)).times(2)
 
+    def put_together(self, stages: list[Stage]) -> Load:
+        """Return the load of bringing cut matrices of layers to their owners once, and what is made of them back."""
+        if self._layout.copy_ranks == 1:
+            return NOTHING
+        ranks, size = self._layout.copy_ranks, self._layout.work.compute_bytes
+        whole = sum((self._weights.layers(stage) for stage in stages), Elements(0.0, 0.0))
+        sent = size * whole.total / self._layout.sharing  # in one part per rank of tensor parallel already
+        seconds = self._machine.exchange_seconds(sent, ranks, 1, self._layout.work.ranks_per_worker)
+        return Load(sent * (ranks - 1) / ranks, seconds).times(2)
+
     def own(self, stages: list[Stage]) -> float:
         """Return the parameters of some stages that lie on this rank, sharded."""
         whole = self._whole(stages)

@@ -16,6 +16,7 @@ from llmtrain_api.planning.communication import NOTHING, Links, Load
 from llmtrain_api.planning.layout import Layout, Stage, Workload, stages_by_rank
 from llmtrain_api.planning.machine import Machine
 from llmtrain_api.planning.memory import Activations, Memory, needed
+from llmtrain_api.planning.muon import muon_flops
 from llmtrain_api.planning.schedule import StageTimes, idle_seconds
 from llmtrain_api.presets import ModelDimensions
 from llmtrain_api.spec import SPLIT_BACKWARD, Parallelism, PipelineSchedule
@@ -205,7 +206,13 @@ class _Estimator:
         return 2 * self.machine.latency * math.ceil(math.log2(self.layout.work.ranks))
 
     def _optimizer(self, stages: list[Stage]) -> float:
-        return OPTIMIZER_TRAFFIC[self.layout.work.moments] * self.links.own(stages) / self.bandwidth
+        traffic = OPTIMIZER_TRAFFIC[self.layout.work.moments] * self.links.own(stages) / self.bandwidth
+        if self.layout.work.optimizer != "muon":
+            return traffic
+        return traffic + muon_flops(self.layout, stages) / self.rate + self.links.put_together(stages).seconds
+
+    def _put_together(self, stages: list[Stage]) -> Load:
+        return self.links.put_together(stages) if self.layout.work.optimizer == "muon" else NOTHING
 
     def _sent(self, stages: list[Stage]) -> dict[str, float]:
         count, passing = self.layout.micro_batches, self._passing(len(stages))
@@ -224,7 +231,7 @@ class _Estimator:
             "context": context.times(count),
             "expert": experts.times(count),
             "pipeline": passing,
-            "shard": gathers + reductions,
+            "shard": gathers + reductions + self._put_together(stages),
             "replicate": replicas,
         }
         return {axis: load.size for axis, load in loads.items() if load.size}

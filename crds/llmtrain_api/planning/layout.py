@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from llmtrain_api.presets import ModelDimensions
-from llmtrain_api.spec import STAGES_PER_RANK, LLMTrainJobSpec, Parallelism
+from llmtrain_api.spec import STAGES_PER_RANK, LLMTrainJobSpec, OptimizerName, Parallelism
 from llmtrain_api.stages import layers_of_stages, stages_of_rank
 
 FP32 = 4
 COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 BUCKET_BYTES = 25 << 20
 """Of fp32 gradients that travel together where parameters lie whole (trainer: parallel/bucket.py)."""
-MOMENTS = {"adamw": 2, "lion": 1}
-"""fp32 numbers that the optimizer remembers of each parameter."""
+MOMENTS: dict[OptimizerName, int] = {"adamw": 2, "lion": 1, "muon": 1}
+"""fp32 numbers that the optimizer remembers of each parameter of a layer."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Workload:
     micro_batch: int
     compute_bytes: int
     """Of a number in compute; parameters, gradients and moments at rest are fp32."""
-    moments: int
+    optimizer: OptimizerName
     sync_every: int | None
     on_cpu: bool
 
@@ -42,10 +42,19 @@ class Workload:
             global_batch=training.global_batch_size,
             micro_batch=training.micro_batch_size,
             compute_bytes=COMPUTE_BYTES[training.precision],
-            moments=MOMENTS[training.optimizer.name],
+            optimizer=training.optimizer.name,
             sync_every=training.sync_every_micro_batches,
             on_cpu=spec.workers.device == "cpu",
         )
+
+    @property
+    def moments(self) -> int:
+        return MOMENTS[self.optimizer]
+
+    @property
+    def end_moments(self) -> int:
+        """The same of embedding and output, which muon leaves to adamw."""
+        return MOMENTS["adamw" if self.optimizer == "muon" else self.optimizer]
 
     @property
     def tokens_per_step(self) -> int:
@@ -83,6 +92,11 @@ class Layout:
     def expert_shards(self) -> int:
         """The same of an expert."""
         return self.expert_sharing if self.axes.zero_stage else 1
+
+    @cached_property
+    def copy_ranks(self) -> int:
+        """Ranks over which matrices of layers are cut."""
+        return self.shards * self.axes.tensor
 
     @cached_property
     def flat(self) -> bool:

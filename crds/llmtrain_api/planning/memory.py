@@ -180,7 +180,8 @@ def _of_rank(layout: Layout, rank: int, stages: list[Stage], weights: Weights, a
     for stage in stages:
         layers += weights.layers(stage)
         ends += weights.ends(stage).total
-    own = (layers.rest + ends) / layout.shards + layers.experts / layout.expert_shards
+    own_ends = ends / layout.shards
+    own = own_ends + layers.rest / layout.shards + layers.experts / layout.expert_shards
     held = waiting(axes.pipeline_schedule, rank, axes.pipeline, layout.micro_batches)
     kept = held * sum(activations.stage(stage) for stage in stages)
     at_once = max(activations.again(stage) for stage in stages)
@@ -188,7 +189,7 @@ def _of_rank(layout: Layout, rank: int, stages: list[Stage], weights: Weights, a
     return Memory(
         weights=FP32 * own + _whole_weights(layout, weights, layers, ends),
         gradients=_gradients(layout, weights, layers, ends, own),
-        optimizer=FP32 * layout.work.moments * own,
+        optimizer=FP32 * (layout.work.moments * (own - own_ends) + layout.work.end_moments * own_ends),
         activations=kept + max(at_once, loss),
     )
 

@@ -27,6 +27,7 @@ LAYOUT_ACCEPTED = (
         "split backward, ZeRO-1, recompute full",
         {**_pipeline(pipelineSchedule="ZBV", zeroStage=1, recompute="full"), **FOUR_LAYERS},
     ),
+    Case("muon", {"spec.training.optimizer": {"name": "muon", "momentum": 0.9}}),
     Case("compiled layers", {"spec.training.compile": True, "spec.parallelism": {"recompute": "full"}}),
     Case("fp16 and skipped spikes", {"spec.training.precision": "fp16", "spec.training.skipping": {"spikeSigmas": 6}}),
     Case("positions and norms of other weights", {"spec.model.ropeTheta": 5e5, "spec.model.normEpsilon": 1e-6}),

@@ -23,7 +23,7 @@ from llmtrain_trainer.parallel.context import own_part, spread_context
 from llmtrain_trainer.parallel.expert import spread_experts
 from llmtrain_trainer.parallel.flat import Flat
 from llmtrain_trainer.parallel.fsdp import FullySharded
-from llmtrain_trainer.parallel.mesh import data_mesh, expert_data_mesh, expert_mesh, group_of
+from llmtrain_trainer.parallel.mesh import copy_group, data_mesh, expert_data_mesh, expert_mesh, group_of
 from llmtrain_trainer.parallel.pieces import Cuts, join_cuts, pieces_of
 from llmtrain_trainer.parallel.pipeline import Passed, Pipeline
 from llmtrain_trainer.parallel.recompute import recompute
@@ -45,6 +45,7 @@ class RankModel:
         talks = "cpu" if config.device.type == "meta" else config.device.type
         mesh = config.shape.build(talks)
         self._tensor, self._context = group_of(mesh, "tp"), group_of(mesh, "cp")
+        self.copy_group = copy_group(mesh) if config.spec.training.optimizer.name == "muon" else None
         experts = expert_mesh(config.shape, talks)
         self._expert = group_of(experts, "ep") if experts else None
         with torch.device("meta"):

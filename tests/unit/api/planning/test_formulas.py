@@ -85,6 +85,17 @@ def test_a_single_data_rank_keeps_one_copy_of_fp32_weights() -> None:
         assert memory.weights == 4 * parameters
 
 
+def test_muon_remembers_little_and_computes_more() -> None:
+    adamw, muon = (_estimate(_work("llama-8b", 8, 8, optimizer={"name": name})) for name in ("adamw", "muon"))
+    dims = PRESETS["llama-8b"]
+    ends = 2 * dims.vocab_size * dims.dim + dims.dim
+    assert muon.memory.optimizer == pytest.approx(4 * (dims.parameter_count() + ends) / 8)
+    assert muon.step_seconds > adamw.step_seconds
+    assert muon.sent["shard"] > adamw.sent["shard"]
+    alone = _estimate(_work("tiny", 1, 1, optimizer={"name": "muon"}))
+    assert "shard" not in alone.sent
+
+
 def test_fp16_is_planned_as_bf16_is() -> None:
     fp16, bf16 = (_estimate(_work("llama-8b", 8, 8, precision=kind)) for kind in ("fp16", "bf16"))
     assert fp16 == bf16
