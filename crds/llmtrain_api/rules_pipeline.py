@@ -74,7 +74,7 @@ _WEIGHTS_WAIT = Rule(
     cel=f"{_UNSPLIT_CEL} || self.parallelism.zeroStage < 3",
     holds=lambda s: not _splits(s) or s.now["parallelism"]["zeroStage"] < 3,
     value=Term("self.parallelism.zeroStage", lambda s: s.now["parallelism"]["zeroStage"]),
-    allowed="1 or 2 with {schedule}, which comes back to a layer's weights after its backward pass: they must stay",
+    allowed="0, 1 or 2 with {schedule}, which comes back to a layer's weights after its backward pass: they must stay",
     fix="set parallelism.zeroStage to 2, or choose another parallelism.pipelineSchedule",
     terms={"schedule": _SCHEDULE},
 )

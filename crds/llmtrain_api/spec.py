@@ -123,9 +123,10 @@ class Parallelism(ApiModel):
     that shard the model and share its context, so it takes no ranks of its own. Only for a mixture of experts."""
     replicate: Positive32 = 1
     """Outer data-parallel axis: copies of the sharded model (HSDP). Divides the number of ranks."""
-    zero_stage: Literal[1, 2, 3] = 3
+    zero_stage: Literal[0, 1, 2, 3] = 3
     """3 shards parameters, gradients and optimizer state; 2 keeps parameters whole from forward to backward; 1 keeps
-    them whole over all micro-batches of a step: most memory, fewest messages."""
+    them whole always, and shards the optimizer state with its fp32 copy: fewest messages, fastest for a model that
+    fits; 0 shards nothing."""
     recompute: Literal["none", "selective", "full"] = "none"
     """What backward computes again instead of keeping it. `selective`: all but the results of matrix products and
     attention; `full`: whole layers. The loss stays the same to the bit."""

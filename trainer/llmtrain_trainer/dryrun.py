@@ -42,6 +42,7 @@ class RankHolding(ApiModel):
     share: float
     """The same, each divided by the number of ranks that hold it too: summed over all ranks it is the whole model."""
     parameter_bytes: int
+    """Of them in fp32. Stages 0 and 1 of ZeRO compute with a whole copy in training.precision, which is not counted."""
     gradient_bytes: int
     optimizer_bytes: int
 
@@ -88,12 +89,12 @@ def _holding(config: RunConfig) -> RankHolding:
     model = RankModel(config)
     moments = len(MOMENTS[config.spec.training.optimizer.name])
     elements, share, size = 0, 0.0, 0
-    for name, parameter in model.parameters.items():
+    for name, shard in model.shards.items():
         piece = model.pieces[name]
         own = math.prod(piece.sizes)
         elements += own
         share += own / piece.copies
-        size += own * parameter.element_size()
+        size += own * shard.element_size()
     return RankHolding(
         rank=config.launch.global_rank,
         stages=sorted(model.stages),

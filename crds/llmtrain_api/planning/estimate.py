@@ -181,15 +181,20 @@ class _Estimator:
     def _gathers(self) -> tuple[int, int]:
         """Return how often a step gathers all parameters, beside forward and beside backward passes."""
         count = self.layout.micro_batches
+        if self.layout.flat:
+            return (1, 0)
         if self.axes.pipeline > 1:  # nothing is freed between backward passes: see memory.py
             return (count, 1) if self.axes.zero_stage == 3 else (1, 0)
-        return {1: (1, 0), 2: (count, 0), 3: (count, count)}[self.axes.zero_stage]
+        return (count, count if self.axes.zero_stage == 3 else 0)
 
     def _data_wait(self, stages: list[Stage], work: _Work) -> float:
-        """Return the seconds of FSDP's collectives that no computation hides."""
+        """Return the seconds of collectives over data ranks that no computation hides."""
         gather = self.links.gather(stages).seconds
-        reduce = self.links.reduce(stages).seconds + self.links.sum_replicas(stages).seconds
+        reduce, replicas = self.links.reduce(stages).seconds, self.links.sum_replicas(stages).seconds
         forward, backward = (work.forward, work.inputs + work.weights) if self.machine.overlaps else (0.0, 0.0)
+        if self.layout.flat:  # parameters are gathered, and copies of shards summed, between backward and forward
+            return gather + replicas + self.layout.reductions * max(0.0, reduce - backward)
+        reduce += replicas
         in_forward, in_backward = self._gathers()
         first = gather / max(1, sum(stage.layers for stage in stages)) if self.machine.overlaps else 0.0
         exposed = in_forward * max(0.0, gather - forward) + in_backward * max(0.0, gather - backward)
@@ -213,7 +218,7 @@ class _Estimator:
             experts += self.links.experts(stage).times(1 + again)
         gathers = self.links.gather(stages).times(sum(self._gathers()))
         reductions = self.links.reduce(stages).times(self.layout.reductions)
-        replicas = self.links.sum_replicas(stages).times(self.layout.reductions)
+        replicas = self.links.sum_replicas(stages).times(1 if self.layout.flat else self.layout.reductions)
         loads = {
             "tensor": tensor.times(count),
             "context": context.times(count),

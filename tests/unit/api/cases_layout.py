@@ -29,6 +29,7 @@ LAYOUT_ACCEPTED = (
     ),
     Case("fp16 and skipped spikes", {"spec.training.precision": "fp16", "spec.training.skipping": {"spikeSigmas": 6}}),
     Case("positions and norms of other weights", {"spec.model.ropeTheta": 5e5, "spec.model.normEpsilon": 1e-6}),
+    Case("split backward, nothing sharded", {**_pipeline(pipelineSchedule="ZBV", zeroStage=0), **FOUR_LAYERS}),
     Case("experts as they come", {"spec.model.moe": {}}),
     Case("experts of a preset", {"spec.model.preset": "tiny-moe", "spec.parallelism.expert": 4}),
     Case("experts on pairs of ranks", _experts(2, capacityFactor=1.25, biasRate=0.001, balanceCoefficient=0)),
@@ -85,7 +86,7 @@ LAYOUT_REFUSED = (
         "split backward with ZeRO-3",
         _pipeline(2, pipelineSchedule="ZBV") | FOUR_LAYERS,
         ("spec.parallelism.zeroStage",),
-        ("3 is refused", "1 or 2 with ZBV"),
+        ("3 is refused", "0, 1 or 2 with ZBV"),
     ),
     Case(
         "split backward with selective recomputation",
