@@ -41,8 +41,8 @@ LAYOUTS = {"zero1": "ZeRO-1", "zero3": "ZeRO-3", "tensor": "TP 2", "pipeline": "
 PARALLELISM: dict[str, dict[str, Any]] = {
     "zero1": {"zeroStage": 1},
     "zero3": {"zeroStage": 3},
-    "tensor": {"tensor": 2},
-    "pipeline": {"pipeline": 2, "pipelineSchedule": "1F1B"},
+    "tensor": {"tensor": 2, "zeroStage": 1},
+    "pipeline": {"pipeline": 2, "zeroStage": 1},
 }
 OURS, DDP, TITAN, DEEPSPEED = "ours", "DDP", "torchtitan", "DeepSpeed"
 CANNOT = {
