@@ -4,8 +4,9 @@
 
 Two ranks of one thread each on CPUs and gloo. All contenders of a row start from the same weights, read the same tokens
 in the same steps, and clip and step AdamW alike; before anything is timed, their losses have to agree. Then they take
-turns of a few steps, in a new order each round, while all others sleep; a ratio is the median over rounds of the ratio
-within one round, so that what else the machine does hits both. torchtitan and DeepSpeed have environments of their
+turns of a few steps, in a new order each round, while all others sleep. A ratio is the median over rounds of the ratio
+within one round, so that what else the machine does hits both; the one after it is of the quickest turns, which other
+work has slowed least. torchtitan and DeepSpeed have environments of their
 own, in ~/.cache/llmtrain/peers, made on first use. What every contender runs: benchmarks/peers/.
 """
 
@@ -73,6 +74,10 @@ class Row:
     def ratio(self, name: str) -> float:
         """Return how many times faster than `name` we are."""
         return statistics.median(b / a for a, b in zip(self.seconds[OURS], self.seconds[name], strict=True))
+
+    def ratio_at_best(self, name: str) -> float:
+        """Return the same of the quickest turns."""
+        return min(self.seconds[name]) / min(self.seconds[OURS])
 
     def best_peer(self) -> str | None:
         """Return the fastest of the peers that shard; DDP is no peer but a baseline."""
@@ -197,10 +202,10 @@ def line(row: Row, tokens: int) -> str:
         for name in (OURS, DDP, TITAN, DEEPSPEED)
     )
     best = row.best_peer()
-    against_best = f"{row.ratio(best):6.2f} ({best})" if best else "-"
-    against_ddp = f"{row.ratio(DDP):6.2f}" if DDP in row.seconds else "-"
+    against_best = f"{row.ratio(best):6.2f} {row.ratio_at_best(best):5.2f} ({best})" if best else "-"
+    against_ddp = f"{row.ratio(DDP):6.2f} {row.ratio_at_best(DDP):5.2f}" if DDP in row.seconds else "-"
     return (
-        f"{row.precision:<5} {LAYOUTS[row.layout]:<7}{''.join(rates)}  {against_best:<19} {against_ddp:>7} "
+        f"{row.precision:<5} {LAYOUTS[row.layout]:<7}{''.join(rates)}  {against_best:<25} {against_ddp:>12} "
         f"{check_losses(row):9.1e}"
     )
 
@@ -220,7 +225,7 @@ def main() -> int:
     tokens = Task("", "", "", 0).tokens
     print(f"tokens/s, median of {options.rounds} rounds of {options.steps} steps of {tokens} tokens")
     names = "".join(f"{name:>11}" for name in (OURS, DDP, TITAN, DEEPSPEED))
-    print(f"{'':<13}{names}  {'ours / best peer':<19} {'/ DDP':>7} {'losses +-':>9}", flush=True)
+    print(f"{'':<13}{names}  {'ours / best peer':<25} {'/ DDP':>12} {'losses +-':>9}", flush=True)
     found = []
     for precision, layout in rows:
         if options.only and f"{precision}/{layout}" not in options.only:

@@ -64,10 +64,6 @@ class Task:
         """Sequences in one forward pass: four of them fill a pipeline, elsewhere one takes a rank's whole share."""
         return {"pipeline": self.batch // 4, "tensor": self.batch}.get(self.layout, self.batch // self.ranks)
 
-    @property
-    def type(self) -> torch.dtype:
-        return torch.bfloat16 if self.precision == "bf16" else torch.float32
-
     def weights(self) -> dict[str, Tensor]:
         """Return the first values, fp32, by our names of parameters."""
         loaded: dict[str, Tensor] = torch.load(Path(self.folder) / "weights.pt")

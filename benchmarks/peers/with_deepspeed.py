@@ -16,17 +16,33 @@ from benchmarks.peers.llama import Block, Llama, loss_of, rotary
 from benchmarks.peers.turns import Task, Turns
 
 
+COLUMNS = [r".*\.(wq|wk|wv|gate|up)\.weight$"]
+ROWS = [r".*\.(wo|down)\.weight$"]
+
+
 def configuration(task: Task) -> dict[str, Any]:
+    """Return the engine's configuration; without a global batch, which it would share out over tensor ranks too."""
     return {
-        "train_batch_size": task.batch,
         "train_micro_batch_size_per_gpu": task.micro_batch,
+        "gradient_accumulation_steps": task.batch // task.micro_batch if task.layout == "pipeline" else 1,
         "gradient_clipping": task.clip,
         "bf16": {"enabled": task.precision == "bf16"},
         "zero_optimization": {"stage": {"zero1": 1, "zero3": 3}.get(task.layout, 0)},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1 << 30,
+        **(tensor_parallel(task) if task.layout == "tensor" else {}),
     }
+
+
+def tensor_parallel(task: Task) -> dict[str, Any]:
+    """Return what cuts the layers; embedding and output stay whole, as AutoTP leaves them."""
+    cuts = [
+        {"patterns": COLUMNS, "partition_type": "column"},
+        {"patterns": ROWS, "partition_type": "row"},
+    ]
+    layers = {"use_default_specs": False, "layer_specs": cuts}
+    return {"tensor_parallel": {"autotp_size": task.ranks, "partition_config": layers}}
 
 
 class Layer(Block):
@@ -70,7 +86,8 @@ def train(task: Task, turns: Turns) -> None:
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer_of(model, task), config=configuration(task))
     for inputs, targets in zip(*task.batches(), strict=True):
         turns.begin()
-        loss = loss_of(engine(task.own(inputs)), task.own(targets))
+        inputs, targets = (inputs, targets) if task.layout == "tensor" else (task.own(inputs), task.own(targets))
+        loss = loss_of(engine(inputs), targets)
         engine.backward(loss)
         engine.step()
         turns.end(loss.item() / task.ranks)
