@@ -122,7 +122,7 @@ def specification(task: Task) -> dict[str, Any]:
 
 
 def prepare(task: Task) -> Path:
-    """Write text, and what our trainer will make of it: the tokens of every step, and first weights; return our launch."""
+    """Write text, the tokens that our trainer makes of it for every step, and first weights; return our launch."""
     folder = Path(task.folder)
     (folder / "corpus").mkdir()
     text = "".join(f"{n} squared is {n * n}, and its cube is {n**3}.\n" for n in range(20000))
@@ -214,7 +214,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=3, help="steps in one turn")
-    parser.add_argument("--only", nargs="*", metavar="PRECISION/LAYOUT", help="rows, such as fp32/zero1 or bf16/pipeline")
+    parser.add_argument(
+        "--only", nargs="*", metavar="ROW", help="such as fp32/zero1 or bf16/pipeline"
+    )
     parser.add_argument("--contenders", nargs="*", choices=(OURS, DDP, TITAN, DEEPSPEED))
     parser.add_argument("--quick", action="store_true", help="three rounds of one step: does it all run?")
     parser.add_argument("--json", type=Path, default=REPORT)

@@ -1,4 +1,4 @@
-"""Plain DistributedDataParallel: no sharding, every rank steps the whole optimizer. What ZeRO-1 has to hold up against."""
+"""Plain DistributedDataParallel: no sharding, every rank steps the whole optimizer. ZeRO-1's measure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Llama as one writes it down, for the peers that bring no model: same mathematics and names as ours, no shared code."""
+"""A Llama as one writes it down, for the peers that bring no model: our mathematics and names, none of our code."""
 
 from __future__ import annotations
 

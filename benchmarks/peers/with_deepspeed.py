@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from benchmarks.peers.llama import Block, Llama, loss_of, rotary
 from benchmarks.peers.turns import Task, Turns
 
-
 COLUMNS = [r".*\.(wq|wk|wv|gate|up)\.weight$"]
 ROWS = [r".*\.(wo|down)\.weight$"]
 
