@@ -214,9 +214,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=3, help="steps in one turn")
-    parser.add_argument(
-        "--only", nargs="*", metavar="ROW", help="such as fp32/zero1 or bf16/pipeline"
-    )
+    parser.add_argument("--only", nargs="*", metavar="ROW", help="such as fp32/zero1 or bf16/pipeline")
     parser.add_argument("--contenders", nargs="*", choices=(OURS, DDP, TITAN, DEEPSPEED))
     parser.add_argument("--quick", action="store_true", help="three rounds of one step: does it all run?")
     parser.add_argument("--json", type=Path, default=REPORT)

@@ -36,7 +36,7 @@ class RMSNorm(nn.Module):
 
 
 def rotary_tables(dims: ModelDimensions, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine, fp32 [L, E], of every position and element of a head; the sine of first halves is negative.
+    """Return cosine and sine, fp32 [L, E], of every position; the sine of a head's first half is negative.
 
     Computed in float64 so that every device and layout rounds to the same tables.
     """
