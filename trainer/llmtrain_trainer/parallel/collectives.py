@@ -1,7 +1,7 @@
-"""Collectives along the sequence that autograd can pass: each one's backward is the other.
+"""Collectives over tokens that autograd can pass: each one's backward is the other.
 
 Own functions, because torch.distributed.nn's all_gather gives wrong gradients on gloo for non-contiguous ones.
-Activations are [B, L, D]; ranks hold consecutive parts of L.
+Activations are [B, L, D]. Shape suffixes: N  ranks of the group     S, X  any shape, the same on all ranks
 """
 
 from __future__ import annotations
@@ -18,52 +18,60 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return gather(part, group)
+        return _gather(part, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return scatter_sum(gradients[0], ctx.group), None
+        return _scatter_sum(gradients[0], ctx.group), None
 
 
 class _ScatterSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return scatter_sum(whole, group)
+        return _scatter_sum(whole, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gather(gradients[0], ctx.group), None
+        return _gather(gradients[0], ctx.group), None
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def gather_sequence(part_BLD: Tensor, group: dist.ProcessGroup) -> Tensor:
+def gather_sequence(part_BLKE: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the whole sequence on every rank; backward sums the ranks' gradients and keeps the own part."""
-    whole: Tensor = _Gather.apply(part_BLD, group)
-    return whole
+    parts: Tensor = _Gather.apply(part_BLKE.unsqueeze(0), group)
+    return parts.movedim(0, 1).flatten(1, 2)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def scatter_sequence(partial_BLD: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Sum over ranks and keep the own part of the sequence; backward gathers."""
-    part: Tensor = _ScatterSum.apply(partial_BLD, group)
-    return part
+def gather_tokens(part_BLD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return all tokens of the micro-batch on every rank: the inverse of `scatter_tokens`."""
+    B, L, D = part_BLD.shape
+    whole: Tensor = _Gather.apply(part_BLD.unsqueeze(0), group)
+    return whole.view(B, L * group.size(), D)
 
 
-def gather(part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Concatenate the ranks' parts along dim 1."""
-    part = part.transpose(0, 1).contiguous()
-    whole = part.new_empty(part.shape[0] * group.size(), *part.shape[1:])
-    dist.all_gather_into_tensor(whole, part, group=group)
-    return whole.transpose(0, 1)
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def scatter_tokens(partial_BLD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Sum over ranks, and keep the own share of the tokens; backward gathers.
+
+    Shares are consecutive in memory, so that none has to be copied: with several sequences, that is not a part of each.
+    The result's shape, [B, L / ranks, D], is that of such a part all the same. What works token by token cannot tell.
+    """
+    B, L, D = partial_BLD.shape
+    ranks = group.size()
+    part: Tensor = _ScatterSum.apply(partial_BLD.reshape(ranks, B, L // ranks, D), group)
+    return part.squeeze(0)
 
 
-def scatter_sum(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Sum over ranks, and return the own part along dim 1."""
-    whole = whole.transpose(0, 1).contiguous()
-    part = whole.new_empty(whole.shape[0] // group.size(), *whole.shape[1:])
-    dist.reduce_scatter_tensor(part, whole, group=group)
-    return part.transpose(0, 1)
+def _gather(part_1X: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the ranks' parts, [N, ...]."""
+    return start_gather(part_1X.squeeze(0).contiguous(), group)()
+
+
+def _scatter_sum(whole_NX: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Sum [N, ...] over ranks, and return the own row, [1, ...]."""
+    return start_scatter_sum(whole_NX.contiguous(), group)().unsqueeze(0)
 
 
 def start_scatter_sum(whole_NS: Tensor, group: dist.ProcessGroup) -> Callable[[], Tensor]:
@@ -84,18 +92,22 @@ def start_scatter_sum(whole_NS: Tensor, group: dist.ProcessGroup) -> Callable[[]
 def start_gather(own_S: Tensor, group: dist.ProcessGroup) -> Callable[[], Tensor]:
     """Begin to gather each rank's [S]; return what waits for it and gives all of them, [N, S].
 
-    On a CPU each rank broadcasts its own: gloo's all-gather takes several times as long.
+    On a CPU each rank sends its own to all others: gloo's all-gather takes up to several times as long.
     """
     whole_NS = own_S.new_empty(group.size(), *own_S.shape)
     if own_S.is_cuda:
         gathering = dist.all_gather_into_tensor(whole_NS, own_S, group=group, async_op=True)
         return lambda: _waited(gathering, whole_NS, own_S)
-    whole_NS[group.rank()].copy_(own_S)
-    sending = [dist.broadcast(row_S, group=group, group_src=rank, async_op=True) for rank, row_S in enumerate(whole_NS)]
+    own = group.rank()
+    others = [(own + step) % group.size() for step in range(1, group.size())]
+    messages = [dist.P2POp(dist.isend, own_S, group=group, group_peer=rank) for rank in others]
+    messages += [dist.P2POp(dist.irecv, whole_NS[rank], group=group, group_peer=rank) for rank in others]
+    under_way = dist.batch_isend_irecv(messages) if messages else []
+    whole_NS[own].copy_(own_S)
 
     def wait() -> Tensor:
-        for one in sending:
-            _waited(one, whole_NS)
+        for one in under_way:
+            _waited(one, whole_NS, own_S)
         return whole_NS
 
     return wait
