@@ -15,7 +15,19 @@ MUTABLE = (
 
 _OPTIONAL = {
     "spec.workers": ("ranksPerWorker",),
-    "spec.model": ("preset", "dim", "layers", "heads", "kvHeads", "ffnDim", "vocabSize", "sequenceLength", "initFrom"),
+    "spec.model": (
+        "preset",
+        "dim",
+        "layers",
+        "heads",
+        "kvHeads",
+        "ffnDim",
+        "vocabSize",
+        "sequenceLength",
+        "ropeTheta",
+        "normEpsilon",
+        "initFrom",
+    ),
     "spec.data.tokenizer": ("uri",),
     "spec.training": ("syncEveryMicroBatches",),
     "spec.checkpoint": ("everySeconds", "keepEverySteps"),

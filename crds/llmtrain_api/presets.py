@@ -54,24 +54,29 @@ class ModelDimensions(ApiModel):
 
     def parameter_count(self) -> int:
         """Number of trainable parameters, embeddings included."""
-        layers = sum(self._attention() + self._feed_forward(n, active=False) + 2 * self.dim for n in range(self.layers))
+        layers = sum(
+            self.attention_parameters() + self._feed_forward(n, active=False) + 2 * self.dim for n in range(self.layers)
+        )
         return 2 * self.vocab_size * self.dim + layers + self.dim
 
     def active_parameter_count(self) -> int:
         """Number of parameters that work on one token: of a mixture's experts, the chosen and the shared ones."""
-        layers = sum(self._attention() + self._feed_forward(n, active=True) + 2 * self.dim for n in range(self.layers))
+        layers = sum(
+            self.attention_parameters() + self._feed_forward(n, active=True) + 2 * self.dim for n in range(self.layers)
+        )
         return 2 * self.vocab_size * self.dim + layers + self.dim
 
     def layer_flops(self, layer: int) -> int:
         """Floating-point operations of one layer's forward pass, per token: matrices, and causal attention."""
-        matrices = self._attention() + self._feed_forward(layer, active=True)
+        matrices = self.attention_parameters() + self._feed_forward(layer, active=True)
         return 2 * matrices + 2 * self.dim * self.sequence_length
 
     def flops_per_token(self) -> int:
         """Floating-point operations of a forward pass, per token. Backward takes twice as many."""
         return sum(self.layer_flops(layer) for layer in range(self.layers)) + self.output_flops()
 
-    def _attention(self) -> int:
+    def attention_parameters(self) -> int:
+        """Number of parameters of one layer's attention."""
         return self.dim * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
 
     def _feed_forward(self, layer: int, *, active: bool) -> int:

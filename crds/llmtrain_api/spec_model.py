@@ -73,6 +73,10 @@ class Model(ApiModel):
     """Number of tokens the model knows; at least 257 where text is read as bytes."""
     sequence_length: Positive32 | None = None
     """Tokens per sequence."""
+    rope_theta: Annotated[float, Field(ge=1, le=1e12)] | None = None
+    """Base of the rotary positions' frequencies. Default: the preset's; 10000 without one."""
+    norm_epsilon: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Added to the mean square before RMSNorm takes its root. Default: the preset's; 1e-5 without one."""
     init_from: Annotated[str, Field(min_length=1, max_length=1024, pattern=STORE_PATTERN)] | None = None
     """First weights, used as long as the job has no checkpoint: a folder that Hugging Face transformers wrote
     (config.json and safetensors, one file or several with an index), as pvc://CLAIM/PATH or file:///PATH. Left out:

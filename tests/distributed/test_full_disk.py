@@ -39,7 +39,7 @@ def test_training_goes_on_and_saves_again_when_there_is_room(new_job: Callable[.
 
 def _hurt_some_ranks(job: Job, refused: tuple[int, ...], losses: list[float]) -> None:
     gang = job.launch(2)
-    gang.until_step(3)
+    gang.until(lambda: job.store.exists() and "step-00000002" in job.checkpoints(), "the first checkpoint")
     gang.limit_files(TOO_SMALL, *refused)
     gang.until(lambda: len(_failed_steps(gang)) >= 2, "two checkpoints fail")
     gang.limit_files(None)

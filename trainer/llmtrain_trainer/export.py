@@ -17,7 +17,7 @@ from llmtrain_api.constants import ExitCode
 from llmtrain_trainer.checkpoint.huggingface.save import SHARD_BYTES, save
 from llmtrain_trainer.checkpoint.manifest import BadCheckpoint, Manifest
 from llmtrain_trainer.checkpoint.store import CheckpointStore
-from llmtrain_trainer.errors import CheckpointError
+from llmtrain_trainer.errors import CheckpointError, UserError
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         root, manifest = _choose(store, options.step)
         folder = root.committed_path(manifest.step)
         written = save(folder, manifest, out, dtype=TYPES[options.dtype], max_shard_bytes=options.max_shard_bytes)
-    except ExportError as error:
+    except (ExportError, UserError) as error:
         return _complain(error, ExitCode.USER_ERROR)
     except CheckpointError as error:
         return _complain(error, ExitCode.CHECKPOINT)

@@ -1,4 +1,4 @@
-"""`llmtrain`, also installed as `kubectl-llmtrain`: validate a manifest, run it on this machine, look at a job."""
+"""`llmtrain`, also installed as `kubectl-llmtrain`: validate a manifest, plan it, run it here, look at a job."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from llmtrain_api import __version__
+from llmtrain_api.planning.machine import MACHINES
 from llmtrain_operator.cli.say import UsageError, complain, escape_what_cannot_be_shown
 
 DEFAULT_STATE = Path(".llmtrain")
@@ -24,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"llmtrain {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_validate(commands)
+    _add_plan(commands)
     _add_run(commands)
     _add_status(commands)
     return top
@@ -78,6 +80,29 @@ def _add_validate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     command = commands.add_parser("validate", help="show every error of manifests at once")
     command.add_argument("files", nargs="+", metavar="FILE", help="YAML or JSON; - reads standard input")
     command.set_defaults(handler=_handler("validate", "operator"))
+
+
+def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("plan", help="estimate memory and speed, and list the fastest layouts that fit")
+    command.add_argument("file", metavar="FILE", help="YAML or JSON with one LLMTrainJob; - reads standard input")
+    command.add_argument(
+        "--machine",
+        choices=sorted(MACHINES),
+        default=None,
+        help="what a rank computes on (default: cpu for a job without accelerators, else h100)",
+    )
+    command.add_argument("--top", type=_positive, default=10, metavar="N", help="layouts to show (default: 10)")
+    command.add_argument("--json", action="store_true", help="one JSON object in place of a table")
+    command.add_argument(
+        "--dry-run", action="store_true", help="lay the file's own layout out, rank by rank, without its machines"
+    )
+    command.set_defaults(handler=_handler("plan", "operator"))
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; use a whole number, 1 or more")
+    return int(text)
 
 
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

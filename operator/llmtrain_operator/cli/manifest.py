@@ -63,6 +63,18 @@ def describe(file: str, manifest: dict[str, Any], problems: list[FieldProblem]) 
 
 
 def read_one_valid(file: str) -> dict[str, Any]:
+    """Return the one valid LLMTrainJob of a file, which has a name.
+
+    Raises:
+        UsageError: there is not exactly one document, it is not valid, or it has no name of its own.
+    """
+    document = read_one(file)
+    if not document["metadata"].get("name"):
+        raise UsageError(f"{file}: metadata.name is missing: a run on this machine needs it, to be found again")
+    return document
+
+
+def read_one(file: str) -> dict[str, Any]:
     """Return the one valid LLMTrainJob of a file.
 
     Raises:
@@ -74,11 +86,9 @@ def read_one_valid(file: str) -> dict[str, Any]:
             raise UsageError(str(found))
         documents.append(found)
     if len(documents) > 1:
-        raise UsageError(f"{file}: holds {len(documents)} documents; run one job at a time")
+        raise UsageError(f"{file}: holds {len(documents)} documents; give one job at a time")
     [document] = documents
     problems = validate(document)
     if problems:
         raise UsageError(describe(file, document, problems))
-    if not document["metadata"].get("name"):
-        raise UsageError(f"{file}: metadata.name is missing: a run on this machine needs it, to be found again")
     return document

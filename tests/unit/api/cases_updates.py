@@ -54,6 +54,14 @@ FROZEN = (
     _frozen("the preset", "spec.model.preset", "demo", "demo is refused; allowed: tiny"),
     _frozen("a dimension, added", "spec.model.layers", 3, "3 is refused; allowed: nothing"),
     _frozen(
+        "the positions",
+        "spec.model.ropeTheta",
+        500_000,
+        "500000 is refused; allowed: 250000",
+        spec__model__ropeTheta=250_000,
+    ),
+    _frozen("the norms, added", "spec.model.normEpsilon", 0.25, "0.25 is refused; allowed: nothing"),
+    _frozen(
         "the first weights, added",
         "spec.model.initFrom",
         "pvc://weights/llama",

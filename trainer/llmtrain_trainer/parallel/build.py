@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from llmtrain_api.spec import STAGES_PER_RANK
+from llmtrain_api.stages import layers_of_stages, stages_of_rank
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.metrics.timer import StepTimer
 from llmtrain_trainer.model.transformer import Transformer, loss_sum, rotary_tables
@@ -23,7 +24,6 @@ from llmtrain_trainer.parallel.pieces import Cuts, join_cuts, pieces_of
 from llmtrain_trainer.parallel.pipeline import Passed, Pipeline
 from llmtrain_trainer.parallel.recompute import recompute
 from llmtrain_trainer.parallel.routing import Routing
-from llmtrain_trainer.parallel.stages import layers_of_stages, stages_of_rank
 from llmtrain_trainer.parallel.tensor import cut_model, sum_replicated
 from llmtrain_trainer.parallel.vocabulary import vocabulary_loss_sum
 
@@ -37,9 +37,11 @@ class RankModel:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._parallelism = config.spec.parallelism
-        mesh = config.shape.build(config.device.type)
+        # A dry run builds without memory, on the meta device, where nothing could talk.
+        talks = "cpu" if config.device.type == "meta" else config.device.type
+        mesh = config.shape.build(talks)
         self._tensor, self._context = group_of(mesh, "tp"), group_of(mesh, "cp")
-        experts = expert_mesh(config.shape, config.device.type)
+        experts = expert_mesh(config.shape, talks)
         self._expert = group_of(experts, "ep") if experts else None
         with torch.device("meta"):
             self.stages = {number: self._stage(number) for number in self._own_stages()}

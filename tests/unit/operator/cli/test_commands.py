@@ -184,7 +184,7 @@ def test_a_file_that_is_no_utf_8_has_a_fix(write: Any, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [
-        (f"{GOOD}\n---\n{GOOD}", [], "holds 2 documents; run one job at a time"),
+        (f"{GOOD}\n---\n{GOOD}", [], "holds 2 documents; give one job at a time"),
         (MISTAKES, [], "spec.workers.replicas"),
         (with_spec(suspend=True), [], "spec.suspend is true"),
         (with_spec(managedBy="kueue.example/controller"), [], "spec.managedBy is 'kueue.example/controller'"),

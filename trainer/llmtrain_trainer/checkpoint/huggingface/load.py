@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from llmtrain_trainer.checkpoint.huggingface import config_json
-from llmtrain_trainer.checkpoint.huggingface.families import Part, family_of, parameter_shapes, parts_of
+from llmtrain_trainer.checkpoint.huggingface.families import Family, Part, family_of, parameter_shapes, parts_of
 from llmtrain_trainer.checkpoint.huggingface.folder import Weights
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.distributed import Ranks
@@ -65,7 +65,7 @@ class FirstWeights:
         if not os.path.isdir(folder):  # unlike Path's, False also where the way to it may not be searched
             problem, fix = f"there is no folder {folder}", "correct the address, or mount the volume that holds it"
             raise self._wrong(problem, allowed=config_json.FOLDER, fix=fix)
-        family = family_of(config.dimensions)
+        family = family_of(config.dimensions, untrained=True)
         described = config_json.read(folder, self._wrong)
         for difference in config_json.differences(described, family, config.dimensions):
             problem = f"in {folder / config_json.NAME} {difference.problem}"
@@ -75,7 +75,7 @@ class FirstWeights:
         # Where they are tied, transformers does not look at the first of the two, even where it is there.
         tied = dict([family.tied]) if described.get("tie_word_embeddings") else {}
         self._sources = {part.theirs: tied.get(part.theirs, part.theirs) for part in self._parts}
-        self._check(ignored=set(tied))
+        self._check(family, ignored=set(tied))
 
     def fingerprint(self) -> str:
         """Return a hash over name, shape, type and first row of every tensor: cheap, and other weights differ."""
@@ -104,8 +104,12 @@ class FirstWeights:
         if shard.numel():
             shard.copy_(self._weights.box(self._sources[part.theirs], box))
 
-    def _check(self, ignored: set[str]) -> None:
+    def _check(self, family: Family, ignored: set[str]) -> None:
         found = self._weights.shapes()
+        if stacked := [name for name in found if family.stacked and name.endswith(family.stacked)]:
+            problem, allowed = f"tensor {stacked[0]} holds all experts of a layer", "tensors of one expert each"
+            fix = "save them anew by save_pretrained, without save_original_format=False"
+            raise self._wrong(problem, allowed=allowed, fix=fix)
         wanted = {self._sources[part.theirs]: part for part in reversed(self._parts)}
         missing = [name for name in wanted if name not in found]
         if missing:

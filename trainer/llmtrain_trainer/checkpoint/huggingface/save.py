@@ -45,6 +45,7 @@ def save(checkpoint: Path, manifest: Manifest, out: Path, *, dtype: torch.dtype,
     `out` until it is whole.
 
     Raises:
+        UserError: transformers has no form for this model.
         CheckpointError: the checkpoint cannot be read although it verified.
         OSError: `out` cannot be written, or is not empty.
     """

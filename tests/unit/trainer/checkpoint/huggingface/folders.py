@@ -17,29 +17,41 @@ from llmtrain_api.launch import RankLaunch
 from llmtrain_api.presets import ModelDimensions
 from llmtrain_trainer.checkpoint import manifest as manifests
 from llmtrain_trainer.checkpoint.huggingface import config_json
-from llmtrain_trainer.checkpoint.huggingface.families import LLAMA, parameter_shapes, parts_of
+from llmtrain_trainer.checkpoint.huggingface.families import Part, family_of, parameter_shapes, parts_of
 from llmtrain_trainer.checkpoint.huggingface.load import FirstWeights
 from llmtrain_trainer.checkpoint.manifest import Manifest
 from llmtrain_trainer.checkpoint.store import CheckpointStore
 from llmtrain_trainer.config import RunConfig
 
 SIZES = {"dim": 8, "layers": 2, "heads": 4, "kvHeads": 2, "ffnDim": 12, "vocabSize": 260, "sequenceLength": 16}
+ABSENT = "absent"
+"""Takes a key out of config.json."""
 DIMENSIONS = ModelDimensions.model_validate(SIZES)
+EXPERTS = {"experts": 4, "ffnDim": 6}
+MIXTURE = ModelDimensions.model_validate({**SIZES, "moe": {**EXPERTS, "topK": 2}})
 SHAPES = parameter_shapes(DIMENSIONS)
-PARTS = parts_of(LLAMA, SHAPES)
 
 
-def some_weights() -> dict[str, Tensor]:
+def parts_for(dims: ModelDimensions) -> list[Part]:
+    return parts_of(family_of(dims), parameter_shapes(dims))
+
+
+PARTS = parts_for(DIMENSIONS)
+
+
+def some_weights(dims: ModelDimensions = DIMENSIONS) -> dict[str, Tensor]:
     """Return random tensors by their names."""
-    return {part.theirs: torch.randn(part.shape) for part in PARTS}
+    return {part.theirs: torch.randn(part.shape) for part in parts_for(dims)}
 
 
-def make_folder(folder: Path, weights: dict[str, Tensor] | None = None, **config: Any) -> Path:
+def make_folder(
+    folder: Path, weights: dict[str, Tensor] | None = None, dims: ModelDimensions = DIMENSIONS, **config: Any
+) -> Path:
     """Write what save_pretrained would: one file of weights (some, where none are given), and config.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(some_weights() if weights is None else weights, folder / "model.safetensors")
-    content = {**config_json.write(LLAMA, DIMENSIONS, "float32"), **config}
-    (folder / "config.json").write_text(json.dumps(content))
+    save_file(some_weights(dims) if weights is None else weights, folder / "model.safetensors")
+    content = {**config_json.write(family_of(dims), dims, "float32"), **config}
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in content.items() if value != ABSENT}))
     return folder
 
 
@@ -86,20 +98,21 @@ def write_tensors(folder: Path, state: dict[str, Tensor]) -> None:
         save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
 
 
-def make_store(root: Path, *steps: int, without: str = "") -> Path:
+def make_store(root: Path, *steps: int, without: str = "", dims: ModelDimensions = DIMENSIONS) -> Path:
     """Commit checkpoints of random weights in a store, `without` one of our parameters."""
     store = CheckpointStore(root, uri=f"file://{root}", run_id="a/b", attempt=1)
     store.claim()
+    shapes = parameter_shapes(dims)
     for step in steps:
-        state = {f"model.{name}": torch.randn(shape) for name, shape in SHAPES.items() if name != without}
+        state = {f"model.{name}": torch.randn(shape) for name, shape in shapes.items() if name != without}
         folder = store.begin(step)
         write_tensors(folder, state)
         files = {path.name: manifests.entry_of(path) for path in [*folder.glob("*.distcp"), folder / ".metadata"]}
-        store.commit(_manifest(step, files))
+        store.commit(_manifest(step, files, dims))
     return root
 
 
-def _manifest(step: int, files: dict[str, manifests.FileEntry]) -> Manifest:
+def _manifest(step: int, files: dict[str, manifests.FileEntry], dims: ModelDimensions) -> Manifest:
     numbers: dict[str, Any] = {"attempt": 1, "step": step, "samples": 8, "loss": 1.0, "world_size": 1, "replicate": 1}
     prints = {"spec_fingerprint": "", "data_fingerprint": "", "created_at": 0.0}
-    return Manifest(run_id="a/b", job_uid="", model=DIMENSIONS, files=files, **numbers, **prints)
+    return Manifest(run_id="a/b", job_uid="", model=dims, files=files, **numbers, **prints)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,22 +13,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from llmtrain_api.presets import ModelDimensions
 from llmtrain_trainer import export
 from llmtrain_trainer.checkpoint import state
+from llmtrain_trainer.checkpoint.huggingface.families import Part, parameter_shapes
 from llmtrain_trainer.checkpoint.huggingface.save import plan_shards
 from llmtrain_trainer.parallel.pieces import Piece
-from tests.unit.trainer.checkpoint.huggingface.folders import PARTS, SHAPES, make_folder, make_store, open_folder
+from tests.unit.trainer.checkpoint.huggingface.folders import (
+    DIMENSIONS,
+    EXPERTS,
+    MIXTURE,
+    PARTS,
+    SIZES,
+    make_folder,
+    make_store,
+    open_folder,
+    parts_for,
+)
 
 
-def test_what_is_written_is_what_first_weights_may_be(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "store", 3)
+@pytest.mark.parametrize(("dims", "model"), [(DIMENSIONS, {}), (MIXTURE, {"moe": EXPERTS})], ids=["dense", "mixture"])
+def test_what_is_written_is_what_first_weights_may_be(
+    tmp_path: Path, dims: ModelDimensions, model: dict[str, Any]
+) -> None:
+    shapes = parameter_shapes(dims)
+    store = make_store(tmp_path / "store", 3, dims=dims)
     assert export.main([str(store), str(tmp_path / "out"), "--max-shard-bytes", "1000"]) == 0
-    held = {f"model.{name}": torch.empty(shape) for name, shape in SHAPES.items()}
+    held = {f"model.{name}": torch.empty(shape) for name, shape in shapes.items()}
     state.read(store / "step-00000003", held)
-    found = {f"model.{name}": torch.empty(shape) for name, shape in SHAPES.items()}
-    weights = open_folder(tmp_path / "out")
-    pieces = {name: _whole(shape) for name, shape in SHAPES.items()}
-    weights.fill({name: found[f"model.{name}"] for name in SHAPES}, pieces)
+    found = {f"model.{name}": torch.empty(shape) for name, shape in shapes.items()}
+    weights = open_folder(tmp_path / "out", **model)
+    pieces = {name: _whole(shape) for name, shape in shapes.items()}
+    weights.fill({name: found[f"model.{name}"] for name in shapes}, pieces)
     assert all(torch.equal(found[name], held[name]) for name in held)
 
 
@@ -87,6 +104,7 @@ def _incomplete(folder: Path) -> list[str]:
     return [str(store), str(folder / "out"), "--max-shard-bytes", "1000"]
 
 
+BIASED = ModelDimensions.model_validate({**SIZES, "moe": {**EXPERTS, "topK": 2, "biasRate": 0.01}})
 REFUSED: list[tuple[str, Callable[[Path], list[str]], int, tuple[str, ...]]] = [
     ("OUT is not empty", _full, 64, ("OUT: ", "is not empty", "an empty folder", "choose another")),
     ("OUT is a file", _file, 64, ("OUT: ", "it is no folder")),
@@ -101,6 +119,12 @@ REFUSED: list[tuple[str, Callable[[Path], list[str]], int, tuple[str, ...]]] = [
     ),
     ("damaged", _damaged, 77, ("step-00000003: .metadata has",)),
     ("the step asked for is damaged", lambda f: [*_damaged(f), "--step", "3"], 77, ("step 3 in", ".metadata has")),
+    (
+        "a mixture that no family holds",
+        lambda f: [str(make_store(f / "s", 3, dims=BIASED)), str(f / "o")],
+        64,
+        ("spec.model.moe.biasRate: 0.01: ", "has no bias", "allowed: 0", "fix: "),
+    ),
     ("incomplete", _incomplete, 77, ("verifies but cannot be loaded", "model.output.weight")),
 ]
 
@@ -128,10 +152,12 @@ def test_a_size_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> N
     assert "use a whole number of bytes, 1 or more" in capsys.readouterr().err
 
 
-@given(st.integers(1, 20_000), st.sampled_from([2, 4]))
-def test_files_hold_every_tensor_once_in_order_and_are_no_larger_than_allowed(most: int, item: int) -> None:
-    shards = plan_shards(PARTS, item, most)
-    assert [part for shard in shards for part in shard] == PARTS
+@given(st.integers(1, 20_000), st.sampled_from([2, 4]), st.sampled_from([PARTS, parts_for(MIXTURE)]))
+def test_files_hold_every_tensor_once_in_order_and_are_no_larger_than_allowed(
+    most: int, item: int, parts: list[Part]
+) -> None:
+    shards = plan_shards(parts, item, most)
+    assert [part for shard in shards for part in shard] == parts
     for shard in shards:
         assert len(shard) == 1 or sum(torch.Size(part.shape).numel() * item for part in shard) <= most
 
@@ -143,3 +169,12 @@ def test_config_json_says_what_llama_needs(tmp_path: Path) -> None:
     assert config["tie_word_embeddings"] is False and config["torch_dtype"] == "bfloat16"
     assert (config["rms_norm_eps"], config["rope_theta"], config["head_dim"]) == (1e-5, 1e4, 2)
     assert {t.dtype for t in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_config_json_says_what_mixtral_needs(tmp_path: Path) -> None:
+    assert export.main([str(make_store(tmp_path / "store", 3, dims=MIXTURE)), str(tmp_path / "out")]) == 0
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == ["MixtralForCausalLM"] and config["model_type"] == "mixtral"
+    assert (config["num_local_experts"], config["num_experts_per_tok"], config["intermediate_size"]) == (4, 2, 6)
+    assert config["sliding_window"] is None and config["rope_theta"] == 1e4
+    assert "attention_bias" not in config and "mlp_bias" not in config

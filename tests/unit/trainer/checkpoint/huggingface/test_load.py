@@ -16,6 +16,9 @@ from safetensors.torch import load_file, save_file
 from llmtrain_trainer.errors import UserError
 from llmtrain_trainer.parallel.pieces import Piece
 from tests.unit.trainer.checkpoint.huggingface.folders import (
+    ABSENT,
+    EXPERTS,
+    MIXTURE,
     PARTS,
     make_folder,
     make_shards,
@@ -36,6 +39,10 @@ def _weights(**changes: Any) -> Callable[[Path], object]:
 
 def _config(**changes: Any) -> Callable[[Path], object]:
     return lambda f: make_folder(f, **changes)
+
+
+def _mixture(**changes: Any) -> Callable[[Path], object]:
+    return lambda f: make_folder(f, dims=MIXTURE, **changes)
 
 
 def _index(change: Callable[[dict[str, str]], object]) -> Callable[[Path], object]:
@@ -102,16 +109,21 @@ CASES: list[tuple[str, Callable[[Path], object], tuple[str, ...]]] = [
     ),
     ("wrong number of dims", _weights(**{K: torch.ones(32)}), ("has the shape [32]", "model.dim and model.kvHeads")),
     ("integers", _weights(**{K: torch.ones(4, 8, dtype=torch.int8)}), ("is of type I8", "F32, BF16, F16")),
-    ("another family", _config(model_type="qwen2"), ("model_type is 'qwen2'", "'llama'")),
+    ("another family", _config(model_type="qwen2"), ("model_type is 'qwen2'", "'llama'", "fix: choose weights of")),
+    ("a mixture", _mixture(), ("model_type is 'mixtral'", "'llama'", "use a preset with experts, or set model.moe")),
+    ("model_type is a list", _config(model_type=["llama"]), ("model_type is ['llama']",)),
     ("other width", _config(hidden_size=16), ("hidden_size is 16", "hidden_size 8", "set model.dim to 16")),
     ("other heads", _config(num_attention_heads=8), ("num_attention_heads is 8", "set model.heads to 8")),
     ("key/value heads left out", _config(num_key_value_heads=None), ("num_key_value_heads is 4", "model.kvHeads to 4")),
     ("no width at all", _config(hidden_size=None), ("hidden_size is None", "complete config.json")),
     ("wide heads", _config(head_dim=64), ("head_dim is 64", "head_dim 2", "hidden_size / num_attention_heads")),
-    ("rope_theta", _config(rope_theta=5e5), ("rope_theta is 500000.0", "rope_theta 10000.0", "llama-1b, llama-8b")),
-    ("rope_theta of nobody", _config(rope_theta=3.0), ("rope_theta is 3.0", "no preset has it")),
+    ("rope_theta", _config(rope_theta=5e5), ("rope_theta is 500000.0", "rope_theta 10000.0", "model.ropeTheta to")),
     ("rope_theta as written now", _config(rope_parameters={"rope_theta": 5e5}), ("rope_theta is 500000.0",)),
-    ("rms_norm_eps", _config(rms_norm_eps=1e-6), ("rms_norm_eps is 1e-06", "rms_norm_eps 1e-05")),
+    (
+        "rms_norm_eps",
+        _config(rms_norm_eps=1e-6),
+        ("rms_norm_eps is 1e-06", "rms_norm_eps 1e-05", "set model.normEpsilon"),
+    ),
     ("rms_norm_eps left out", _config(rms_norm_eps=None), ("rms_norm_eps is 1e-06",)),
     ("rope_scaling", _config(rope_scaling=SCALED), ("rope_scaling is of type 'llama3'", "without scaling")),
     ("rope_scaling of old", _config(rope_scaling={"type": "linear"}), ("of type 'linear'",)),
@@ -138,6 +150,52 @@ def test_what_is_not_this_model_is_named(
     assert [word for word in words if word not in text] == [], text
 
 
+GATE = "model.layers.1.block_sparse_moe.experts.3.w1.weight"
+CASES_OF_MIXTURES: list[tuple[str, Callable[[Path], object], tuple[str, ...]]] = [
+    ("a dense model", make_folder, ("model_type is 'llama'", "'mixtral'", "leave model.moe out")),
+    ("other experts", _mixture(num_local_experts=2), ("num_local_experts is 2", "set model.moe.experts to 2")),
+    ("experts left out", _mixture(num_local_experts=ABSENT), ("num_local_experts is 8",)),
+    ("more at work", _mixture(num_experts_per_tok=4), ("num_experts_per_tok is 4", "set model.moe.topK to 4")),
+    ("one at work", _mixture(num_experts_per_tok=1), ("num_experts_per_tok is 1", "2 experts or more per token")),
+    ("other width of experts", _mixture(intermediate_size=5), ("intermediate_size is 5", "set model.moe.ffnDim to 5")),
+    ("key/value heads left out", _mixture(num_key_value_heads=ABSENT), ("num_key_value_heads is 8", "kvHeads to 8")),
+    ("key/value heads null", _mixture(num_key_value_heads=None), ("num_key_value_heads is 4", "kvHeads to 4")),
+    ("rope_theta left out", _mixture(rope_theta=ABSENT), ("rope_theta is 1000000.0",)),
+    ("short window", _mixture(sliding_window=15), ("sliding_window is 15", "16, and more", "sequenceLength to 15 or")),
+    ("window of nothing", _mixture(sliding_window=0), ("sliding_window is 0", "fix: choose other weights")),
+    ("window of words", _mixture(sliding_window="all"), ("sliding_window is 'all'",)),
+    (
+        "all experts in one tensor",
+        lambda f: make_folder(f, {"model.layers.0.mlp.experts.gate_up_proj": torch.ones(4, 12, 8)}, MIXTURE),
+        ("experts.gate_up_proj holds all experts", "one expert each", "without save_original_format=False"),
+    ),
+    (
+        "no such expert",
+        lambda f: make_folder(f, {n: t for n, t in some_weights(MIXTURE).items() if n != GATE}, MIXTURE),
+        (f"no tensor {GATE}",),
+    ),
+    (
+        "an expert of another width",
+        lambda f: make_folder(f, {**some_weights(MIXTURE), GATE: torch.ones(7, 8)}, MIXTURE),
+        (f"{GATE} has the shape [7, 8]", "[6, 8]", "model.moe.ffnDim decides"),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"), [case[1:] for case in CASES_OF_MIXTURES], ids=[case[0] for case in CASES_OF_MIXTURES]
+)
+def test_what_is_not_this_mixture_is_named(
+    tmp_path: Path, make: Callable[[Path], object], words: tuple[str, ...]
+) -> None:
+    make(tmp_path / "w")
+    with pytest.raises(UserError) as caught:
+        open_folder(tmp_path / "w", moe=EXPERTS)
+    text = str(caught.value)
+    assert text.startswith("spec.model.initFrom: ") and "; allowed: " in text and "; fix: " in text
+    assert [word for word in words if word not in text] == [], text
+
+
 HARMLESS: list[tuple[str, Callable[[Path], object]]] = [
     ("as it stands", make_folder),
     ("shards", make_shards),
@@ -154,6 +212,16 @@ HARMLESS: list[tuple[str, Callable[[Path], object]]] = [
 def test_what_computes_the_same_is_taken(tmp_path: Path, make: Callable[[Path], object]) -> None:
     make(tmp_path / "w")
     open_folder(tmp_path / "w")
+
+
+@pytest.mark.parametrize("window", [None, 16, 4096, ABSENT])
+def test_a_mixture_whose_window_is_no_shorter_than_a_sequence_is_taken(tmp_path: Path, window: object) -> None:
+    open_folder(make_folder(tmp_path / "w", dims=MIXTURE, sliding_window=window), moe={**EXPERTS, "biasRate": 0.001})
+
+
+def test_positions_and_norms_may_be_set_to_those_of_the_weights(tmp_path: Path) -> None:
+    make_folder(tmp_path / "w", rope_theta=5e5, rms_norm_eps=1e-6)
+    open_folder(tmp_path / "w", ropeTheta=500_000, normEpsilon=1e-6)
 
 
 def test_tied_weights_hide_a_head_that_is_there_as_in_transformers(tmp_path: Path) -> None:

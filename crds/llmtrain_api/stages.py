@@ -6,7 +6,9 @@ several layers, and a pipeline is as fast as its slowest stage.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import cache
+from itertools import accumulate
 
 from llmtrain_api.presets import ModelDimensions
 from llmtrain_api.spec import SPLIT_BACKWARD, STAGES_PER_RANK, PipelineSchedule
@@ -33,18 +35,27 @@ def layers_of_stages(dims: ModelDimensions, stages: int) -> list[range]:
     """
     if dims.layers < stages - 1:
         raise ValueError(f"{dims.layers} layers cannot be cut into {stages} stages")
-    times = [dims.layer_flops(layer) for layer in range(dims.layers)]
+    sums = list(accumulate((dims.layer_flops(layer) for layer in range(dims.layers)), initial=0))
 
     @cache
     def best(first: int, stages: int) -> tuple[int, tuple[int, ...]]:
         """Return the slowest stage's time and the counts of layers, of `stages` stages that begin at layer `first`."""
         if stages == 1:
-            return sum(times[first:]) + dims.output_flops(), (dims.layers - first,)
-        options = []
-        for count in range(dims.layers - first - (stages - 2), 0, -1):
-            time, rest = best(first + count, stages - 1)
-            options.append((max(sum(times[first : first + count]), time), (count, *rest)))
-        return min(options, key=lambda option: option[0])
+            return sums[-1] - sums[first] + dims.output_flops(), (dims.layers - first,)
+
+        def first_stage(count: int) -> int:
+            return sums[first + count] - sums[first]
+
+        def rest(count: int) -> int:
+            return best(first + count, stages - 1)[0]
+
+        # A longer first stage takes more time and leaves less to the others: the best is where the two lines cross.
+        counts = range(1, dims.layers - first - (stages - 2) + 1)
+        crossing = bisect_left(counts, True, key=lambda count: first_stage(count) >= rest(count))
+        options = counts[max(0, crossing - 1) : crossing + 1]
+        count = min(reversed(options), key=lambda count: max(first_stage(count), rest(count)))
+        time, others = best(first + count, stages - 1)
+        return max(first_stage(count), time), (count, *others)
 
     counts = best(0, stages)[1]
     starts = [sum(counts[:n]) for n in range(stages)]

@@ -8,7 +8,7 @@ import pytest
 
 from llmtrain_api.presets import PRESETS, ModelDimensions
 from llmtrain_api.spec import STAGES_PER_RANK
-from llmtrain_trainer.parallel.stages import layers_of_stages, stages_of_rank
+from llmtrain_api.stages import layers_of_stages, stages_of_rank
 
 
 def _dims(layers: int, vocab_size: int = 320) -> ModelDimensions:
