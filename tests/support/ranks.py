@@ -95,10 +95,12 @@ class Job:
         from the rank to fields of its RankLaunch).
         """
         self.attempt += 1
-        spec = merged({"checkpoint": {"store": f"file://{self.store}"}}, self.spec)
+        nodes = options.get("nodes", 1)
+        per_node = world_size // nodes
+        sizes = {"workers": {"replicas": nodes, "ranksPerWorker": per_node}}
+        spec = merged({"checkpoint": {"store": f"file://{self.store}"}, **sizes}, self.spec)
         spec = merged(spec, options.get("changes", {}))
         port = free_port()
-        per_node = world_size // options.get("nodes", 1)
         ranks = []
         for rank in range(world_size):
             launch = {
