@@ -58,6 +58,7 @@ _WORDS = {
 }
 """Fields whose values are shown in the message."""
 _WHOLES = {
+    "spec": {"metrics": "self.metrics == oldSelf.metrics"},
     "spec.workers": {"template": "self.template == oldSelf.template"},
     "spec.model": {"moe": "has(self.moe) == has(oldSelf.moe) && (!has(self.moe) || self.moe == oldSelf.moe)"},
     # To an API server the order in a list that is a map does not count; to the order of the data it does.

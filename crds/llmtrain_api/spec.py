@@ -8,6 +8,7 @@ from pydantic import Field
 
 from llmtrain_api.constants import MANAGER
 from llmtrain_api.meta import ApiModel, Count32, Positive32
+from llmtrain_api.spec_metrics import Metrics
 from llmtrain_api.spec_model import Model
 from llmtrain_api.uris import SOURCE_PATTERN, STORE_PATTERN
 
@@ -340,6 +341,7 @@ class LLMTrainJobSpec(ApiModel):
     training: Training
     data: Data
     checkpoint: Checkpoint
+    metrics: Metrics = Metrics()
     failure_policy: FailurePolicy = FailurePolicy()
     active_deadline_seconds: Positive32 | None = None
     """The job fails when it has been active (not suspended) this long."""

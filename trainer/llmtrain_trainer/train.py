@@ -20,7 +20,9 @@ from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.data.loader import BatchPlan, open_data
 from llmtrain_trainer.distributed import Ranks
 from llmtrain_trainer.errors import NumericsError
-from llmtrain_trainer.metrics.report import Reporter, StepRecord, memory_bytes
+from llmtrain_trainer.metrics.record import StepRecord
+from llmtrain_trainer.metrics.report import Reporter
+from llmtrain_trainer.metrics.speed import utilization
 from llmtrain_trainer.metrics.timer import StepTimer
 from llmtrain_trainer.optim.guard import StepGuard
 from llmtrain_trainer.optim.schedule import learning_rate
@@ -95,10 +97,12 @@ class Trainer:
             return ExitCode.SUCCESS
         self.stop.listen()
         stopped = False
+        self.timer.start()
         while position.step < self.training.steps and not stopped:
             position, stopped = self._step(position)
             if self.checkpoints.due(position.step) and not stopped:
                 self.checkpoints.save(position, self.state)
+            self.timer.mark("checkpoint")
         self._save_last(position)
         code = ExitCode.PREEMPTED if position.step < self.training.steps else ExitCode.SUCCESS
         self.reporter.event("preempted" if code else "finished", step=position.step)
@@ -149,7 +153,6 @@ class Trainer:
     def _step(self, position: Position) -> tuple[Position, bool]:
         """Make one optimizer step. Returns where training stands after it, and whether to stop."""
         step = position.step + 1
-        self.timer.start()
         batches = self.data.loader.step(position.samples, self.plan, self.data_rank)
         loss = self.model.forward_backward(batches, self.timer, self.guard.scaler.scale)
         gradients = self.model.gradients()
@@ -161,6 +164,7 @@ class Trainer:
         loss_now = agreed.loss if math.isfinite(agreed.loss) else position.loss
         after = Position(step, position.samples + self.training.global_batch_size, loss_now)
         self._report(after, agreed, rate, skipped)
+        self.timer.mark("report")
         return after, agreed.stop
 
     def _update(self, step: int, agreed: Agreement, gradients: dict[str, torch.Tensor], rate: float) -> str:
@@ -200,6 +204,7 @@ class Trainer:
 
     def _report(self, after: Position, agreed: Agreement, rate: float, skipped: str) -> None:
         seconds, split = self.timer.finish()
+        speed, memory = self.config.tokens_per_step / seconds, self.reporter.memory.read()
         record = StepRecord(
             run_id=self.config.launch.run_id,
             attempt=self.config.launch.attempt,
@@ -211,10 +216,12 @@ class Trainer:
             skipped_steps=self.guard.skipped,
             loss_scale=self.guard.scaler.scale,
             tokens=after.samples * self.config.dimensions.sequence_length,
-            tokens_per_second=self.config.tokens_per_step / seconds,
+            tokens_per_second=speed,
+            mfu=utilization(self.config, speed),
             step_seconds=seconds,
             split=split,
-            memory_bytes=memory_bytes(self.config.device),
+            memory_bytes=memory["peak"],
+            memory=memory,
             expert_load=self.expert_load,
             time=time.time(),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.unit.api.cases_checkpoint import CHECKPOINT_ACCEPTED, CHECKPOINT_MISTYPED, CHECKPOINT_REFUSED
 from tests.unit.api.cases_layout import LAYOUT_ACCEPTED, LAYOUT_MISTYPED, LAYOUT_REFUSED
+from tests.unit.api.cases_metrics import METRICS_ACCEPTED, METRICS_MISTYPED, METRICS_REFUSED
 from tests.unit.api.cases_updates import FROZEN
 from tests.unit.api.manifests import ABSENT, Case
 
@@ -22,6 +23,7 @@ WITHOUT_LAYERS = {name: value for name, value in DIMENSIONS.items() if name != "
 ACCEPTED = (
     *LAYOUT_ACCEPTED,
     *CHECKPOINT_ACCEPTED,
+    *METRICS_ACCEPTED,
     Case("the base", {}),
     Case("an update that changes nothing", {}, old={}),
     Case("no replicas: one worker", {"spec.workers.replicas": ABSENT}),
@@ -86,6 +88,7 @@ ACCEPTED = (
 MISTYPED = (
     *LAYOUT_MISTYPED,
     *CHECKPOINT_MISTYPED,
+    *METRICS_MISTYPED,
     Case("unknown field", {"spec.workers.replica": 2}, ("spec.workers.replica",), ("did you mean replicas?",)),
     Case("unknown field at the top of the spec", {"spec.traning": {}}, ("spec.traning",), ("training",)),
     Case(
@@ -215,6 +218,7 @@ MISTYPED = (
 BROKEN_RULES = (
     *LAYOUT_REFUSED,
     *CHECKPOINT_REFUSED,
+    *METRICS_REFUSED,
     Case(
         "name too long",
         {"metadata.name": LONG_NAME},
