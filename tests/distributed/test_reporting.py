@@ -78,7 +78,7 @@ def test_a_checkpoint_that_fails_is_told_with_every_step_until_one_is_good(
         channel.bind(str(tmp_path / "p.sock"))
         channel.setblocking(False)
         job = new_job()
-        assert job.run(2, changes={"training": {"steps": 2}}).wait() == [0, 0]
+        assert job.run(2, changes={"training": {"steps": 2, "schedule": {"warmupSteps": 0}}}).wait() == [0, 0]
         fields = {"progressSocket": str(tmp_path / "p.sock")}
         gang = job.launch(2, changes={"training": {"steps": 10}}, fields=fields, max_file_bytes=20_000)
         gang.until(lambda: [e["step"] for e in gang.events("checkpoint_failed")][-1:] == [10], "the last one fails")
