@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from llmtrain_kind.driver import CLUSTER_COMMAND, REPOSITORY, Driver, DriverError, run
 
 IMAGES_COMMAND = REPOSITORY / "kind" / "images-build"
+BUILD_SECONDS = 2400
 EXIT_CANNOT_RUN = 3
 """What `kind/cluster check` exits with on a machine that cannot hold a cluster."""
 
@@ -50,23 +51,40 @@ def why_no_cluster() -> str:
     return (done.stdout + done.stderr).strip().splitlines()[-1]
 
 
-def raise_stage(cluster: str, phases: Phases, nodes: int = 3, operator: bool = True) -> Driver:
-    """Build what is missing, start the cluster, load the images and install the operator by its chart.
+@dataclass(frozen=True)
+class Props:
+    """What a stage is made of: image archives to load, and folders of this machine (SRC:DST) to mount in containers."""
 
-    Programs (Go) and images (Debian, Python) are built side by side the first time and come from caches later.
+    archives: list[str]
+    mounts: list[str]
+
+
+def build_props() -> Props:
+    """Build what is missing: programs (Go) and images (Debian, Python), side by side.
+
+    Minutes the first time, less than a second from the caches later. Safe beside another process that does the same.
+
+    Raises:
+        DriverError: a build failed; its output says why.
     """
-    with phases.phase("programs and images"), ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool:
         programs = pool.submit(_inherit, str(CLUSTER_COMMAND), "programs")
-        images = pool.submit(run, sys.executable, str(IMAGES_COMMAND), timeout=2400)
+        images = pool.submit(run, sys.executable, str(IMAGES_COMMAND), timeout=BUILD_SECONDS)
         programs.result()
         archives = [line for line in images.result().splitlines() if line.endswith(".tar")]
-        mounts = run(sys.executable, str(IMAGES_COMMAND), "--print-mounts", timeout=1200).split()
+    return Props(archives, run(sys.executable, str(IMAGES_COMMAND), "--print-mounts", timeout=BUILD_SECONDS).split())
+
+
+def raise_stage(cluster: str, phases: Phases, nodes: int = 3, operator: bool = True) -> Driver:
+    """Build what is missing, start the cluster, load the images and install the operator by its chart."""
+    with phases.phase("programs and images"):
+        props = build_props()
     with phases.phase(f"cluster of {nodes} nodes"):
-        flags = [part for mount in mounts for part in ("--mount", mount)]
+        flags = [part for mount in props.mounts for part in ("--mount", mount)]
         _inherit(str(CLUSTER_COMMAND), "up", "--name", cluster, "--nodes", str(nodes), *flags)
     driver = Driver(cluster)
     with phases.phase("load images"):
-        run(str(CLUSTER_COMMAND), "load", "--name", cluster, *archives)
+        run(str(CLUSTER_COMMAND), "load", "--name", cluster, *props.archives)
     if operator:
         with phases.phase("install the operator by its chart"):
             driver.install_operator()
@@ -99,6 +117,6 @@ def _inherit(*command: str) -> None:
     Raises:
         DriverError: it failed.
     """
-    done = subprocess.run(command, timeout=2400, check=False)
+    done = subprocess.run(command, timeout=BUILD_SECONDS, check=False)
     if done.returncode != 0:
         raise DriverError(f"{' '.join(command)}: exit {done.returncode}")

@@ -8,9 +8,15 @@ from collections.abc import Iterator
 import pytest
 
 from llmtrain_kind.driver import Driver
-from llmtrain_kind.stage import Phases, stage
+from llmtrain_kind.stage import Phases, build_props, stage
 
 CLUSTER = os.environ.get("LLMTRAIN_CLUSTER", "e2e")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build programs and images before the first test: on a new machine that takes longer than any test may."""
+    if any("cluster" in item.keywords for item in session.items) and not session.config.option.collectonly:
+        build_props()
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,7 @@ def make_repository(folder: Path, suites: dict[str, str], cluster_check: str) ->
     if cluster_check:
         program.write_text(cluster_check)
         program.chmod(0o755)
+    (folder / "kind" / "prepare").write_text("")
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    cluster: x\n    soak: x\n")
     for name, source in suites.items():
         (folder / "tests" / name).mkdir(parents=True)
@@ -122,3 +123,31 @@ def test_an_unknown_suite_is_named_with_the_allowed_ones(tmp_path):
     assert code == 2
     assert "'unti'" in lines[0]
     assert "unit, distributed, integration, chart, e2e, soak" in lines[0]
+
+
+PREPARES = """
+import os, pathlib, time
+pathlib.Path("prepared.tmp").write_text(f"{os.getpid()} {os.nice(0)}")
+os.rename("prepared.tmp", "prepared")
+time.sleep(600)
+"""
+
+WAITS_FOR_PREPARATION = """
+import pathlib, time
+
+def test_one():
+    deadline = time.monotonic() + 60
+    while not pathlib.Path("prepared").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+"""
+
+
+def test_the_cluster_is_prepared_beside_the_first_suites_and_nothing_is_left_of_it(tmp_path):
+    make_repository(tmp_path, GREEN | {"unit": WAITS_FOR_PREPARATION}, CAN_RUN)
+    (tmp_path / "kind" / "prepare").write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{PREPARES}")
+    code, summary = run_hack_test(tmp_path, "unit", "e2e", ci=True)
+    assert (code, summary[-1]) == (0, "passed"), summary
+    pid, niceness = (tmp_path / "prepared").read_text().split()
+    assert niceness == "19"
+    assert not Path(f"/proc/{pid}").exists()
