@@ -17,10 +17,19 @@ from llmtrain_kind.shell import run
 PYPI_GO = "1.27.3"
 
 
+#: Compilers live for a second: collecting less garbage saves a sixth of their time. The limit bounds the linker.
+_LESS_GARBAGE_COLLECTION = {"GOGC": "400", "GOMEMLIMIT": "2GiB"}
+
+
 def environment(go: Path) -> dict[str, str]:
     """The environment for builds: static programs, no toolchain download, none of the user's own build flags."""
     settings = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off", "GO111MODULE": "on"}
-    return {**os.environ, **settings, "PATH": f"{go.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    return {
+        **os.environ,
+        **settings,
+        **_LESS_GARBAGE_COLLECTION,
+        "PATH": f"{go.parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
 
 
 def find_go(needed: tuple[int, int, int]) -> Path:
