@@ -33,8 +33,9 @@ from llmtrain_trainer.data.loader import Loader
 from llmtrain_trainer.data.order import SampleOrder
 from llmtrain_trainer.data.sources import open_sources
 from llmtrain_trainer.data.tokenizer import open_tokenizer
-from llmtrain_trainer.model.init import fill, standard_deviation
 from llmtrain_trainer.model.transformer import Transformer
+from llmtrain_trainer.parallel.apply import initialise
+from llmtrain_trainer.parallel.pieces import whole_of
 from tests.support.ports import free_port
 
 REPORT = Path(__file__).parents[1] / "build" / "trainer_vs_peers.json"
@@ -140,10 +141,8 @@ def prepare(task: Task) -> Path:
     loader = Loader(tokens, SampleOrder((len(tokens) - 1) // task.length, seed), task.length)
     steps = [loader.batch(range(step * task.batch, (step + 1) * task.batch)) for step in range(task.steps)]
     torch.save(torch.stack([torch.cat((i, t[:, -1:]), dim=1) for i, t in steps]), folder / "tokens.pt")
-    weights = {name: torch.ones(p.shape) for name, p in Transformer(config.dimensions).named_parameters()}
-    for name, weight in weights.items():
-        if std := standard_deviation(name, task.layers):
-            fill(weight, (0, 0), tuple(weight.shape), name=name, seed=seed, std=std)
+    weights = {name: torch.empty(p.shape) for name, p in Transformer(config.dimensions).named_parameters()}
+    initialise(weights, {name: whole_of(weight) for name, weight in weights.items()}, layers=task.layers, seed=seed)
     torch.save(weights, folder / "weights.pt")
     return file
 

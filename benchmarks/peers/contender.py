@@ -6,7 +6,6 @@ import json
 import os
 import select
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,8 +76,7 @@ class Contender:
         return float(max(answer["seconds"] for answer in answers))
 
     def _answer(self, rank: int) -> dict[str, Any]:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        ready, _, _ = select.select([self._answers[rank]], [], [], deadline - time.monotonic())
+        ready, _, _ = select.select([self._answers[rank]], [], [], PATIENCE_SECONDS)
         line = self._answers[rank].readline() if ready else ""
         if not line:
             raise ContenderError(self._last_words())

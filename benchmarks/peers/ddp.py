@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.peers.llama import Llama, loss_of
+from benchmarks.peers.llama import Llama, loss_of, optimizer_of
 from benchmarks.peers.turns import Task, Turns
 
 
@@ -17,10 +17,7 @@ def main() -> None:
     bare = Llama(task)
     bare.load_state_dict(task.weights())
     model = DistributedDataParallel(bare, gradient_as_bucket_view=True)
-    betas = (task.beta1, task.beta2)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=task.rate, betas=betas, eps=task.epsilon, weight_decay=0.0, fused=True
-    )
+    optimizer = optimizer_of(model, task)
     for inputs, targets in zip(*task.batches(), strict=True):
         turns.begin()
         with torch.autocast("cpu", torch.bfloat16, enabled=task.precision == "bf16"):

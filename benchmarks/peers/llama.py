@@ -84,3 +84,10 @@ def rotary(task: Task) -> tuple[Tensor, Tensor]:
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+
+def optimizer_of(model: nn.Module, task: Task) -> torch.optim.Optimizer:
+    betas = (task.beta1, task.beta2)
+    return torch.optim.AdamW(
+        model.parameters(), lr=task.rate, betas=betas, eps=task.epsilon, weight_decay=0.0, fused=True
+    )

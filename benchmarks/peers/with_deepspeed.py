@@ -12,7 +12,7 @@ import deepspeed
 import torch
 from torch import Tensor, nn
 
-from benchmarks.peers.llama import Block, Llama, loss_of, rotary
+from benchmarks.peers.llama import Block, Llama, loss_of, optimizer_of, rotary
 from benchmarks.peers.turns import Task, Turns
 
 COLUMNS = [r".*\.(wq|wk|wv|gate|up)\.weight$"]
@@ -70,13 +70,6 @@ def pipeline(task: Task) -> nn.Module:
         module.load_state_dict(own)
     parts = [embedding, *layers.values(), norm, output]
     return PipelineModule(parts, num_stages=task.ranks, loss_fn=loss_of, partition_method="type:Layer")
-
-
-def optimizer_of(model: nn.Module, task: Task) -> torch.optim.Optimizer:
-    betas = (task.beta1, task.beta2)
-    return torch.optim.AdamW(
-        model.parameters(), lr=task.rate, betas=betas, eps=task.epsilon, weight_decay=0.0, fused=True
-    )
 
 
 def train(task: Task, turns: Turns) -> None:

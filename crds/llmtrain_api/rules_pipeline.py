@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from llmtrain_api.rule import Rule, Scope, Term, cel_string
 from llmtrain_api.rules_layout import AXES_READS, BATCH_MISFIT_CEL, MICRO_BATCHES, PIPELINE, SHAPE_READS, batch_fits
 from llmtrain_api.rules_model import dimension, known, known_cel
@@ -67,38 +70,44 @@ _ROUNDS_ARE_WHOLE = Rule(
     fix="change it or training.microBatchSize, or choose another parallelism.pipelineSchedule",
     terms={"pipeline": PIPELINE, "count": MICRO_BATCHES},
 )
-_WEIGHTS_WAIT = Rule(
-    at="spec",
-    field="parallelism.zeroStage",
-    reads=(*_READS, "parallelism.zeroStage"),
-    cel=f"{_UNSPLIT_CEL} || self.parallelism.zeroStage < 3",
-    holds=lambda s: not _splits(s) or s.now["parallelism"]["zeroStage"] < 3,
-    value=Term("self.parallelism.zeroStage", lambda s: s.now["parallelism"]["zeroStage"]),
+
+
+def _split_backward_needs(field: str, cel: str, right: Callable[[Any], bool], *, allowed: str, fix: str) -> Rule:
+    """Return the rule that a field, below an object of the spec, has a right value with such schedules."""
+    above, name = field.split(".")
+    return Rule(
+        at="spec",
+        field=field,
+        reads=(*_READS, field),
+        cel=f"{_UNSPLIT_CEL} || {cel}",
+        holds=lambda s: not _splits(s) or right(s.now[above][name]),
+        value=Term(f"self.{field}", lambda s: s.now[above][name]),
+        allowed=allowed,
+        fix=fix,
+        terms={"schedule": _SCHEDULE},
+    )
+
+
+_WEIGHTS_WAIT = _split_backward_needs(
+    "parallelism.zeroStage",
+    "self.parallelism.zeroStage < 3",
+    lambda stage: stage < 3,
     allowed="0, 1 or 2 with {schedule}, which comes back to a layer's weights after its backward pass: they must stay",
     fix="set parallelism.zeroStage to 2, or choose another parallelism.pipelineSchedule",
-    terms={"schedule": _SCHEDULE},
 )
-_LAYERS_ARE_KEPT_ONCE = Rule(
-    at="spec",
-    field="parallelism.recompute",
-    reads=(*_READS, "parallelism.recompute"),
-    cel=f"{_UNSPLIT_CEL} || self.parallelism.recompute != 'selective'",
-    holds=lambda s: not _splits(s) or s.now["parallelism"]["recompute"] != "selective",
-    value=Term("self.parallelism.recompute", lambda s: s.now["parallelism"]["recompute"]),
+_LAYERS_ARE_KEPT_ONCE = _split_backward_needs(
+    "parallelism.recompute",
+    "self.parallelism.recompute != 'selective'",
+    lambda kind: kind != "selective",
     allowed="none or full with {schedule}, which walks back through a layer twice: what selective keeps serves once",
     fix="set parallelism.recompute to full, or choose another parallelism.pipelineSchedule",
-    terms={"schedule": _SCHEDULE},
 )
-_COMPILED_WHOLE = Rule(
-    at="spec",
-    field="training.compile",
-    reads=(*_READS, "training.compile"),
-    cel=f"{_UNSPLIT_CEL} || !self.training.compile",
-    holds=lambda s: not _splits(s) or not s.now["training"]["compile"],
-    value=Term("self.training.compile", lambda s: s.now["training"]["compile"]),
+_COMPILED_WHOLE = _split_backward_needs(
+    "training.compile",
+    "!self.training.compile",
+    lambda compiled: not compiled,
     allowed="false with {schedule}, which walks back through a layer in two parts: what is compiled has one",
     fix="leave it out, or choose another parallelism.pipelineSchedule",
-    terms={"schedule": _SCHEDULE},
 )
 _COMPILED_KEEPS_LITTLE = Rule(
     at="spec",

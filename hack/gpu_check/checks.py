@@ -15,7 +15,7 @@ import torch
 from hack.gpu_check.runs import Bench, Run, RunError, program
 from hack.gpu_check.sizes import Sizes
 from llmtrain_api.spec_model import Model
-from llmtrain_trainer.metrics.speed import device_peak
+from llmtrain_trainer.metrics.speed import device_peak, peak_speed
 
 FIRST_LOSS = 1e-5
 """Relative difference of the first loss, fp32, between GPU and CPU: another order of sums."""
@@ -171,6 +171,5 @@ def _peer(bench: Bench, sizes: Sizes, peer: str) -> float | str:
 def _rate(bench: Bench, sizes: Sizes, rate: float | str) -> str:
     if isinstance(rate, str):
         return rate
-    peak = device_peak(torch.device(bench.device))
-    flops = 3 * Model.model_validate(sizes.speed).dimensions().flops_per_token() * rate
-    return f"{rate:,.0f} tokens/s" + (f" = {flops / peak:.1%} MFU" if peak else "")
+    peak = peak_speed(Model.model_validate(sizes.speed).dimensions(), torch.device(bench.device))
+    return f"{rate:,.0f} tokens/s" + (f" = {rate / peak:.1%} MFU" if peak else "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_SECONDS = 150
@@ -80,7 +81,7 @@ class Bench:
             "attempt": 1,
             **{"globalRank": 0, "localRank": 0, "nodeRank": 0, "worldSize": 1, "localWorldSize": 1},
             "masterAddress": "127.0.0.1",
-            "masterPort": _free_port(),
+            "masterPort": free_port(),
             "spec": spec,
             "errorFile": str(self.folder / f"{name}.json"),
         }
@@ -141,12 +142,6 @@ def program(*arguments: str) -> dict[str, Any]:
         raise RunError((done.stderr.strip().splitlines() or ["no word"])[-1])
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _last_words(log: Path) -> str:

@@ -22,7 +22,7 @@ from llmtrain_trainer.distributed import Ranks
 from llmtrain_trainer.errors import NumericsError
 from llmtrain_trainer.metrics.record import StepRecord
 from llmtrain_trainer.metrics.report import Reporter
-from llmtrain_trainer.metrics.speed import utilization
+from llmtrain_trainer.metrics.speed import Utilization
 from llmtrain_trainer.metrics.timer import StepTimer
 from llmtrain_trainer.optim.guard import StepGuard
 from llmtrain_trainer.optim.schedule import learning_rate
@@ -67,6 +67,7 @@ class Trainer:
         self.phases = phases
         self.stop = StopRequest()
         self.timer = StepTimer(config.device)
+        self.utilization = Utilization(config)
         self.training = config.spec.training
         self.guard = StepGuard(self.training)
         self.expert_load: float | None = None
@@ -217,7 +218,7 @@ class Trainer:
             loss_scale=self.guard.scaler.scale,
             tokens=after.samples * self.config.dimensions.sequence_length,
             tokens_per_second=speed,
-            mfu=utilization(self.config, speed),
+            mfu=self.utilization.of(speed),
             step_seconds=seconds,
             split=split,
             memory_bytes=memory["peak"],

@@ -69,10 +69,7 @@ class Links:
         moe = self._layout.work.dims.moe
         if moe is None or not stage.mixtures or self._layout.axes.expert == 1:
             return NOTHING
-        degree, stride = self._extents["expert"]
-        size = self._stream * moe.top_k
-        seconds = self._machine.exchange_seconds(size, degree, stride, self._layout.work.ranks_per_worker)
-        return Load(size * (degree - 1) / degree, seconds).times(2 * stage.mixtures)
+        return self._exchange(self._stream * moe.top_k, *self._extents["expert"]).times(2 * stage.mixtures)
 
     def between_stages(self) -> Load:
         """Return the load of passing one micro-batch's residual stream on, or its gradient back."""
@@ -98,14 +95,13 @@ class Links:
         return self._collective("replicate", FP32 * self.own(stages)).times(2)
 
     def put_together(self, stages: list[Stage]) -> Load:
-        """Return the load of bringing cut matrices of layers to their owners once, and what is made of them back."""
-        if self._layout.copy_ranks == 1:
+        """Return the load of bringing cut matrices of layers to muon's owners once, and what is made of them back."""
+        if self._layout.copy_ranks == 1 or self._layout.work.optimizer != "muon":
             return NOTHING
-        ranks, size = self._layout.copy_ranks, self._layout.work.compute_bytes
         whole = sum((self._weights.layers(stage) for stage in stages), Elements(0.0, 0.0))
-        sent = size * whole.total / self._layout.sharing  # in one part per rank of tensor parallel already
-        seconds = self._machine.exchange_seconds(sent, ranks, 1, self._layout.work.ranks_per_worker)
-        return Load(sent * (ranks - 1) / ranks, seconds).times(2)
+        # In one part per rank of tensor parallel already.
+        size = self._layout.work.compute_bytes * whole.total / self._layout.sharing
+        return self._exchange(size, self._layout.copy_ranks, 1).times(2)
 
     def own(self, stages: list[Stage]) -> float:
         """Return the parameters of some stages that lie on this rank, sharded."""
@@ -122,6 +118,11 @@ class Links:
 
     def _whole(self, stages: list[Stage]) -> Elements:
         return sum(map(self._weights.of, stages), Elements(0.0, 0.0))
+
+    def _exchange(self, size: float, degree: int, stride: int) -> Load:
+        """Return the load of sending `size` bytes, spread evenly over all ranks of an axis."""
+        seconds = self._machine.exchange_seconds(size, degree, stride, self._layout.work.ranks_per_worker)
+        return Load(size * (degree - 1) / degree, seconds)
 
     def _collective(self, axis: str, size: float, messages: int = 1) -> Load:
         degree, stride = self._extents[axis]

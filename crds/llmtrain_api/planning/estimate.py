@@ -207,12 +207,7 @@ class _Estimator:
 
     def _optimizer(self, stages: list[Stage]) -> float:
         traffic = OPTIMIZER_TRAFFIC[self.layout.work.moments] * self.links.own(stages) / self.bandwidth
-        if self.layout.work.optimizer != "muon":
-            return traffic
         return traffic + muon_flops(self.layout, stages) / self.rate + self.links.put_together(stages).seconds
-
-    def _put_together(self, stages: list[Stage]) -> Load:
-        return self.links.put_together(stages) if self.layout.work.optimizer == "muon" else NOTHING
 
     def _sent(self, stages: list[Stage]) -> dict[str, float]:
         count, passing = self.layout.micro_batches, self._passing(len(stages))
@@ -231,7 +226,7 @@ class _Estimator:
             "context": context.times(count),
             "expert": experts.times(count),
             "pipeline": passing,
-            "shard": gathers + reductions + self._put_together(stages),
+            "shard": gathers + reductions + self.links.put_together(stages),
             "replicate": replicas,
         }
         return {axis: load.size for axis, load in loads.items() if load.size}

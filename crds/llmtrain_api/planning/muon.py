@@ -8,7 +8,12 @@ ITERATIONS = 5
 
 
 def muon_flops(layout: Layout, stages: list[Stage]) -> float:
-    """Return the FLOPs of a rank's part of all matrices of some stages: the ranks that hold them share the work."""
+    """Return the FLOPs of a rank's part of all matrices of some stages: the ranks that hold them share the work.
+
+    0 where another rule moves them.
+    """
+    if layout.work.optimizer != "muon":
+        return 0.0
     dims, head = layout.work.dims, layout.work.dims.head_dim
     attention = 2 * _flops(dims.dim, dims.heads * head) + 2 * _flops(dims.dim, dims.kv_heads * head)
     total = 0.0

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from llmtrain_api.planning.machine import peak_flops
+from llmtrain_api.presets import ModelDimensions
 from llmtrain_trainer.config import RunConfig
 
 SAMPLE_SECONDS = 1.0
@@ -20,12 +21,23 @@ PAGE = resource.getpagesize()
 STATM = Path("/proc/self/statm")
 
 
-def utilization(config: RunConfig, tokens_per_second: float) -> float | None:
-    """Return the part of all ranks' peak that is used, 0 to 1; None where no peak is known, or compute is fp32."""
-    peak = device_peak(config.device) if config.spec.training.precision != "fp32" else None
-    if peak is None:
-        return None
-    return 3 * config.dimensions.flops_per_token() * tokens_per_second / (peak * config.launch.world_size)
+class Utilization:
+    """The part of all ranks' peak that a run uses."""
+
+    def __init__(self, config: RunConfig) -> None:
+        exact = config.spec.training.precision == "fp32"
+        alone = None if exact else peak_speed(config.dimensions, config.device)
+        self._peak_speed = None if alone is None else alone * config.launch.world_size
+
+    def of(self, tokens_per_second: float) -> float | None:
+        """Return it, 0 to 1; None where no peak is known, or compute is fp32."""
+        return None if self._peak_speed is None else tokens_per_second / self._peak_speed
+
+
+def peak_speed(dims: ModelDimensions, device: torch.device) -> float | None:
+    """Return the tokens per second at which a model would use a device's whole peak; None where that is unknown."""
+    peak = device_peak(device)
+    return None if peak is None else peak / (3 * dims.flops_per_token())
 
 
 def device_peak(device: torch.device) -> float | None:
@@ -47,9 +59,8 @@ class MemoryMeter:
         """Return bytes by kind: see StepRecord.memory."""
         if self._device.type != "cuda":
             resident = int(STATM.read_bytes().split()[1]) * PAGE
-            peak = (
-                resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            )  # the kernel brings it up to date now and then
+            # The kernel brings it up to date now and then.
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             return {"resident": resident, "peak": max(peak, resident)}
         held = torch.cuda.memory_stats(self._device)
         found = {

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from llmtrain_api.planning.muon import ITERATIONS
 from llmtrain_trainer.parallel.wholes import Wholes
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the polynomial that takes singular values towards 1, chosen for speed (Jordan et al.): they end in 0.7 to 1.2."""
-ITERATIONS = 5
 RMS_OF_ADAMW = 0.2
 _TINY = 1e-7
 

@@ -47,21 +47,19 @@ class ShardedOptimizer:
         self.pieces = pieces
         self.name = options.name
         self.shards = dict(shards)
-        self.rules = {name: rule_of(options.name, name, pieces[name]) for name in shards}
+        self._rules = {name: rule_of(options.name, name, pieces[name]) for name in shards}
         self._inner = self._make(options, group, dtype)
-        for inner in self._inner:
-            for shard in (shard for one in inner.param_groups for shard in one["params"]):
-                inner.state[shard] = {}
         for name, shard in self.shards.items():  # made now, so that a checkpoint can be loaded into it
-            state = self._state(name)
-            state |= {moment: torch.zeros_like(shard) for moment in MOMENTS[self.rules[name]]}
-            if self.rules[name] == "adamw":
+            rule = self._rules[name]
+            state = {moment: torch.zeros_like(shard) for moment in MOMENTS[rule]}
+            if rule == "adamw":
                 state["step"] = torch.zeros((), dtype=torch.float32, device=shard.device)
+            self._inner[rule].state[shard] = state
 
     def moments(self, name: str) -> dict[str, Tensor]:
         """Return what the rule remembers of a parameter: shards as the parameter's own, in the live memory."""
         state = self._state(name)
-        return {moment: state[moment] for moment in MOMENTS[self.rules[name]]}
+        return {moment: state[moment] for moment in MOMENTS[self._rules[name]]}
 
     def set_steps_done(self, steps: int) -> None:
         """Tell the rule how many steps its moments have seen."""
@@ -73,7 +71,7 @@ class ShardedOptimizer:
         """Update the shards that have a gradient. For muon a collective call."""
         for name, gradient in gradients.items():
             self.shards[name].grad = gradient
-        for inner in self._inner:
+        for inner in self._inner.values():
             for group in inner.param_groups:
                 group["lr"] = learning_rate
             inner.step()
@@ -81,28 +79,29 @@ class ShardedOptimizer:
             self.shards[name].grad = None
 
     def _state(self, name: str) -> dict[str, Tensor]:
-        shard = self.shards[name]
-        state: dict[str, Tensor] = next(inner.state[shard] for inner in self._inner if shard in inner.state)
+        state: dict[str, Tensor] = self._inner[self._rules[name]].state[self.shards[name]]
         return state
 
     def _make(
         self, options: DecidedOptimizer, group: dist.ProcessGroup | None, dtype: torch.dtype
-    ) -> list[torch.optim.Optimizer]:
+    ) -> dict[OptimizerName, torch.optim.Optimizer]:
+        """Return the rules that some parameter has."""
         rate, betas = options.learning_rate, (options.beta1, options.beta2)
-        matrices = {name: shard for name, shard in self.shards.items() if self.rules[name] == "muon"}
+        matrices = {name: shard for name, shard in self.shards.items() if self._rules[name] == "muon"}
         others = [shard for name, shard in self.shards.items() if name not in matrices]
         groups: list[dict[str, object]] = [
             {"params": [shard for shard in others if shard.ndim >= 2], "weight_decay": options.weight_decay},
             {"params": [shard for shard in others if shard.ndim < 2], "weight_decay": 0.0},
         ]
         if options.name == "lion":
-            return [Lion(groups, lr=rate, betas=betas)]
+            return {"lion": Lion(groups, lr=rate, betas=betas)}
         adamw = torch.optim.AdamW(groups, lr=rate, betas=betas, eps=options.epsilon, fused=True)
         if options.name == "adamw" or not matrices:
-            return [adamw]
+            return {"adamw": adamw}
         wholes = Wholes({name: self.pieces[name] for name in matrices}, group, dtype)
         momentum, decay = options.momentum, options.weight_decay
-        return [Muon(matrices, wholes, lr=rate, momentum=momentum, weight_decay=decay), adamw]
+        muon = Muon(matrices, wholes, lr=rate, momentum=momentum, weight_decay=decay)
+        return {"muon": muon, "adamw": adamw}
 
 
 def rule_of(asked: OptimizerName, name: str, piece: Piece) -> OptimizerName:

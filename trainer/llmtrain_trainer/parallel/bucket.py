@@ -16,11 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from llmtrain_api.planning.layout import BUCKET_BYTES
 from llmtrain_trainer.parallel.collectives import start_gather, start_scatter_sum
 from llmtrain_trainer.parallel.pieces import Box
-
-BUCKET_BYTES = 25 << 20
-"""Of fp32 gradients. DDP's choice: large enough for the bandwidth, small enough to begin before backward ends."""
 
 
 @dataclass(frozen=True)

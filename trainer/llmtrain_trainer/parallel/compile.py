@@ -21,7 +21,6 @@ from llmtrain_trainer.model.moe import MixtureOfExperts
 from llmtrain_trainer.model.transformer import Transformer
 
 COMPILERS = ("g++", "clang++", "c++")
-_FIELD = "training.compile"
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -54,7 +53,7 @@ def prepare_compiler(device: torch.device, work_dir: Path) -> None:
             os.environ[_CACHE] = str(work_dir / "compiled")
         return
     raise UserError(
-        _FIELD,
+        "training.compile",
         True,
         f"torch.compile needs {missing}, and this worker has none",
         allowed="false, or true in an image with g++ and python3-dev",

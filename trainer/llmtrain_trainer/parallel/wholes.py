@@ -89,9 +89,7 @@ class Wholes:
         units = sorted(set().union(*self._parts))
         local = {unit for unit in units if self._is_whole_where_held(unit)}
         self._local = [unit for unit in self._parts[self._rank] if unit in local]
-        self._rounds = [
-            self._round(*assigned) for assigned in self._plan([unit for unit in units if unit not in local])
-        ]
+        self._rounds = [self._round(owners) for owners in self._plan([unit for unit in units if unit not in local])]
 
     def transform(self, shards: Mapping[str, Tensor], function: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         """Return this rank's shards, fp32, of what `function` makes of whole matrices.
@@ -150,34 +148,41 @@ class Wholes:
         rows, columns = self._shapes[unit.name]
         return all(held[unit].elements == rows * columns for held in self._parts if unit in held)
 
-    def _plan(self, units: list[Unit]) -> list[tuple[list[Unit], dict[Unit, int]]]:
-        """Give each unit to the rank with the least work so far, and begin a round where the one before is full."""
-        rounds: list[tuple[list[Unit], dict[Unit, int]]] = []
+    def _plan(self, units: list[Unit]) -> list[dict[Unit, int]]:
+        """Return the owners of each round's units: the rank with the least work so far, until a round is full."""
+        rounds: list[dict[Unit, int]] = []
         work = [0] * len(self._parts)
         elements = 0
         for unit in units:
             rows, columns = self._shapes[unit.name]
             if not rounds or elements + rows * columns > ROUND_ELEMENTS * len(self._parts):
-                rounds.append(([], {}))
+                rounds.append({})
                 elements = 0
             owner = work.index(min(work))
             work[owner] += min(rows, columns) * rows * columns
             elements += rows * columns
-            rounds[-1][0].append(unit)
-            rounds[-1][1][unit] = owner
+            rounds[-1][unit] = owner
         return rounds
 
-    def _round(self, units: list[Unit], owners: Mapping[Unit, int]) -> _Round:
-        me, ranks = self._rank, range(len(self._parts))
-        givers = {unit: self._givers(unit) for unit in units}
-        mine = [unit for unit in units if owners[unit] == me]
-        return _Round(
-            mine=mine,
-            give=[[unit for unit in units if owners[unit] == owner and me in givers[unit]] for owner in ranks],
-            take=[[unit for unit in mine if rank in givers[unit]] for rank in ranks],
-            give_back=[[unit for unit in mine if unit in self._parts[rank]] for rank in ranks],
-            take_back=[[unit for unit in units if owners[unit] == o and unit in self._parts[me]] for o in ranks],
-        )
+    def _round(self, owners: Mapping[Unit, int]) -> _Round:
+        own = self._parts[self._rank]
+        by_rank: list[list[list[Unit]]] = [[[] for _ in self._parts] for _ in range(4)]
+        give, take, give_back, take_back = by_rank
+        mine: list[Unit] = []
+        for unit, owner in owners.items():
+            givers = self._givers(unit)
+            if self._rank in givers:
+                give[owner].append(unit)
+            if unit in own:
+                take_back[owner].append(unit)
+            if owner == self._rank:
+                mine.append(unit)
+                for rank in givers:
+                    take[rank].append(unit)
+                for rank, held in enumerate(self._parts):
+                    if unit in held:
+                        give_back[rank].append(unit)
+        return _Round(mine, give, take, give_back, take_back)
 
     def _givers(self, unit: Unit) -> set[int]:
         """Return the first rank that holds each part of a matrix."""
