@@ -182,8 +182,12 @@ LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
 Numbers = list[tuple[float, float, float]]
 
 
+STEPS = 5
+UNSAVED: dict[str, Any] = {"training": {"steps": STEPS}, "checkpoint": {"everySteps": 1000}}
+
+
 def _numbers(job: Job, world_size: int, changes: dict[str, Any]) -> Numbers:
-    gang = job.run(world_size, changes=changes)
+    gang = job.run(world_size, changes=merged(UNSAVED, changes))
     assert gang.wait() == [0] * world_size, gang.output()
     return [(line["loss"], line["grad_norm"], line["learning_rate"]) for line in job.metrics()]
 
@@ -198,7 +202,7 @@ def test_every_layout_gives_the_losses_of_one_process(new_job: Callable[..., Job
             alone[str(same)] = _numbers(new_job(f"alone-{number}"), 1, same)
         expected = alone[str(same)]
         found = _numbers(new_job(f"layout-{number}"), world_size, changes)
-        assert len(found) == len(expected) == 6, name
+        assert len(found) == len(expected) == STEPS, name
         for (loss, norm, rate), (loss_alone, norm_alone, rate_alone) in zip(found, expected, strict=True):
             assert abs(loss - loss_alone) <= FP32_LOSS, name
             assert math.isclose(norm, norm_alone, rel_tol=FP32_NORM), name

@@ -47,8 +47,18 @@ def rotary_tables(dims: ModelDimensions, device: torch.device) -> tuple[Tensor, 
     return torch.cat((cos, cos), dim=-1).to(device), torch.cat((-sin, sin), dim=-1).to(device)
 
 
+SHORT = 256
+"""Keys. Up to so many, a CPU attends faster in fp32, casts included: in half of the time at 128 keys."""
+
+
 def attend(q_BLHE: Tensor, k_BSKE: Tensor, v_BSKE: Tensor, mask_LS: Tensor | None = None) -> Tensor:
     """Return grouped-query attention [B, L, H, E] over S keys: causal, or what `mask_LS` allows."""
+    if q_BLHE.device.type == "cpu" and q_BLHE.dtype != torch.float32 and k_BSKE.shape[1] <= SHORT:
+        return _attend(q_BLHE.float(), k_BSKE.float(), v_BSKE.float(), mask_LS).to(q_BLHE.dtype)
+    return _attend(q_BLHE, k_BSKE, v_BSKE, mask_LS)
+
+
+def _attend(q_BLHE: Tensor, k_BSKE: Tensor, v_BSKE: Tensor, mask_LS: Tensor | None) -> Tensor:
     q_BHLE, k_BKSE, v_BKSE = (x.transpose(1, 2) for x in (q_BLHE, k_BSKE, v_BSKE))
     repeat = q_BHLE.shape[1] // k_BKSE.shape[1]
     if repeat > 1 and not q_BHLE.is_cuda:
