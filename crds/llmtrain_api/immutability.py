@@ -49,6 +49,7 @@ _WORDS = {
         "zeroStage",
         "recompute",
     ),
+    "spec.data": ("maskDocuments",),
     "spec.training": ("steps", "globalBatchSize", "microBatchSize", "precision", "compile", "seed"),
     "spec.training.optimizer": ("name", "momentum", "beta1", "epsilon", "gradientClipNorm"),
     "spec.training.lossScale": ("initial", "minimum", "growthSteps", "hysteresis"),

@@ -271,6 +271,8 @@ class Data(ApiModel):
     ]
     """Texts to train on, mixed by their size."""
     tokenizer: Tokenizer = Tokenizer()
+    mask_documents: bool = False
+    """Keeps attention within documents: a sequence is packed from several, and tokens of one do not see another's."""
 
 
 class Checkpoint(ApiModel):

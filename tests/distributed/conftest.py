@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "a.txt").write_text(TEXT)
     (folder / "b.txt").write_text(TEXT[::-1])
     return folder
+
+
+@pytest.fixture(scope="session")
+def short_documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some hundred documents, several of which share a sequence."""
+    file = tmp_path_factory.mktemp("short") / "documents.jsonl"
+    words = TEXT.split()[:600]
+    texts = (" ".join(words[start : start + 1 + start % 3]) for start in range(0, len(words), 3))
+    file.write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts))
+    return file
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,6 +208,28 @@ def test_every_layout_gives_the_losses_of_one_process(new_job: Callable[..., Job
             assert abs(loss - loss_alone) <= FP32_LOSS, name
             assert math.isclose(norm, norm_alone, rel_tol=FP32_NORM), name
             assert rate == rate_alone, name
+
+
+DOCUMENT_LAYOUTS: list[tuple[int, dict[str, Any]]] = [
+    (2, {"parallelism": {"recompute": "selective"}}),
+    (4, {"parallelism": {"tensor": 2, "context": 2}}),
+    (4, {"parallelism": {"context": 4, "zeroStage": 1, "recompute": "full"}}),
+    (4, {"parallelism": {"pipeline": 2, "context": 2}}),
+    (4, {**_experts(expert=2, pipeline=2)}),
+    (2, _deep(2, "ZBV")),
+]
+
+
+def test_documents_are_kept_apart_in_every_layout(new_job: Callable[..., Job], short_documents: Path) -> None:
+    data = {"sources": [{"uri": f"file://{short_documents}"}]}
+    kept_apart = {"data": {**data, "maskDocuments": True}}
+    for number, (ranks, changes) in enumerate(DOCUMENT_LAYOUTS):
+        same = {name: part for name, part in changes.items() if name != "parallelism"}
+        alone = _numbers(new_job(f"alone-{number}"), 1, merged(same, kept_apart))
+        shared = _numbers(new_job(f"shared-{number}"), ranks, merged(changes, kept_apart))
+        _within(FP32_LOSS, alone, shared, changes)
+        joined = _numbers(new_job(f"joined-{number}"), 1, merged(same, {"data": data}))
+        assert abs(joined[0][0] - alone[0][0]) > 10 * FP32_LOSS, "documents were not kept apart"
 
 
 @pytest.mark.timeout(600)

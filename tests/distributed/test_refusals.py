@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from tests.support.ranks import Job
 
@@ -54,6 +55,12 @@ def _no_tokenizer(folder: Path) -> dict[str, Any]:
     return {"data": {"tokenizer": {"uri": f"file://{folder}/tokenizer.json"}}}
 
 
+def _no_end_mark(folder: Path) -> dict[str, Any]:
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    words.save(str(folder / "tokenizer.json"))
+    return {"data": {"tokenizer": {"uri": f"file://{folder}/tokenizer.json"}, "maskDocuments": True}}
+
+
 _BATCH_7 = {"training": {"globalBatchSize": 7, "microBatchSize": 2}}
 
 CASES: list[tuple[str, Changes, str, str]] = [
@@ -67,6 +74,7 @@ CASES: list[tuple[str, Changes, str, str]] = [
     ("JSON lines without text", _no_text_field, "data.sources[0].uri", "rows.jsonl line 2"),
     ("vocabulary too small", lambda f: {"model": {"vocabSize": 256}}, "model.vocabSize", "257 or more"),
     ("no tokenizer", _no_tokenizer, "data.tokenizer.uri", "is no tokenizer"),
+    ("no end of documents", _no_end_mark, "data.maskDocuments", "marks no end of a document"),
     ("tensor on one rank", lambda f: {"parallelism": {"tensor": 2}}, "parallelism.tensor", "a divisor of 1"),
     ("kvHeads do not divide", lambda f: {"model": {"kvHeads": 3}}, "model.kvHeads", "a divisor of model.heads (4)"),
     ("batch not a multiple", lambda f: _BATCH_7, "training.globalBatchSize", "use 8"),

@@ -125,7 +125,7 @@ class Trainer:
             torch.manual_seed(self.training.seed + self.config.launch.global_rank)
             if self.training.compile:
                 prepare_compiler(self.config.device, self.config.work_dir)
-            self.model = RankModel(self.config)
+            self.model = RankModel(self.config, self.data.document_end)
             options = self.training.optimizer.decided()
             model, dtype = self.model, COMPUTE_TYPE[self.training.precision]
             self.optimizer = ShardedOptimizer(model.shards, model.pieces, options, model.copy_group, dtype)

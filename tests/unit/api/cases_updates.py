@@ -102,6 +102,7 @@ FROZEN = (
         blamed="spec.training.skipping.spikeSigmas",
     ),
     _frozen("the reductions", "spec.training.syncEveryMicroBatches", 4, "4 is refused; allowed: nothing"),
+    _frozen("what attention sees", "spec.data.maskDocuments", True, "true is refused; allowed: false"),
     _frozen("the compiler", "spec.training.compile", True, "true is refused; allowed: false"),
     _frozen("recomputation", "spec.parallelism.recompute", "full", "full is refused; allowed: none"),
     _frozen("the steps", "spec.training.steps", 40, "40 is refused; allowed: 20"),

@@ -16,7 +16,7 @@ from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.data import cache as token_cache
 from llmtrain_trainer.data.order import SampleOrder
 from llmtrain_trainer.data.sources import open_sources
-from llmtrain_trainer.data.tokenizer import open_tokenizer
+from llmtrain_trainer.data.tokenizer import END_NAMES, Tokenizer, open_tokenizer
 from llmtrain_trainer.distributed import Ranks
 from llmtrain_trainer.errors import PeerLostError, UserError
 
@@ -72,6 +72,8 @@ class Data:
     loader: Loader
     fingerprint: str
     tokens: int
+    document_end: int | None
+    """The token that ends a document, if attention is to stay within documents."""
 
 
 def open_data(config: RunConfig, ranks: Ranks) -> Data:
@@ -82,6 +84,7 @@ def open_data(config: RunConfig, ranks: Ranks) -> Data:
         PeerLostError: the rank that tokenises for this worker did not finish.
     """
     tokenizer = open_tokenizer(config)
+    end = document_end(config, tokenizer)
     sources = open_sources(config)
     folder = config.work_dir / "tokens"
     name = token_cache.cache_name(sources, tokenizer)
@@ -95,7 +98,26 @@ def open_data(config: RunConfig, ranks: Ranks) -> Data:
     count = token_cache.sequences_in(cache, length, sources)
     _same_everywhere(cache.fingerprint, sources[0].uri, config, ranks)
     loader = Loader(cache.map(), SampleOrder(count, config.spec.training.seed), length)
-    return Data(loader, cache.fingerprint, cache.tokens)
+    return Data(loader, cache.fingerprint, cache.tokens, end)
+
+
+def document_end(config: RunConfig, tokenizer: Tokenizer) -> int | None:
+    """Return the token that attention stops at, if it shall stop at one.
+
+    Raises:
+        UserError: it shall, and the tokenizer has none.
+    """
+    if not config.spec.data.mask_documents:
+        return None
+    if tokenizer.end is None:
+        raise UserError(
+            "data.maskDocuments",
+            True,
+            "the tokenizer marks no end of a document, so it cannot be seen where one ends",
+            allowed=f"true with a tokenizer that has one of {', '.join(END_NAMES)}",
+            fix="add such a token to the tokenizer, or leave maskDocuments out",
+        )
+    return tokenizer.end
 
 
 def _wait_for(folder: Path, name: str, ranks: Ranks) -> token_cache.TokenCache:

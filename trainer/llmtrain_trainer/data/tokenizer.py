@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 END_NAMES = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|im_end|>", "[EOS]", "[SEP]")
 """How well-known tokenizers call the end of a document, the most telling first."""
+BYTES_END = 256
 FIELD = "data.tokenizer.uri"
 
 
@@ -24,6 +25,8 @@ class Tokenizer(Protocol):
     vocab_size: int
     fingerprint: str
     """Differs whenever the same text would give other tokens."""
+    end: int | None
+    """The mark that ends each document; None where there is none."""
 
     def encode(self, text: str) -> NDArray[np.uint32]:
         """Return the document's tokens, the end-of-document mark last."""
@@ -35,11 +38,11 @@ class ByteTokenizer:
 
     vocab_size = 257
     fingerprint = "bytes-1"
-    end = 256
+    end: int | None = BYTES_END
 
     def encode(self, text: str) -> NDArray[np.uint32]:
         raw = np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
-        return np.append(raw.astype(np.uint32), np.uint32(self.end))
+        return np.append(raw.astype(np.uint32), np.uint32(BYTES_END))
 
 
 class JsonTokenizer:

@@ -51,28 +51,33 @@ SHORT = 256
 """Keys. Up to so many, a CPU attends faster in fp32, casts included: in half of the time at 128 keys."""
 
 
-def attend(q_BLHE: Tensor, k_BSKE: Tensor, v_BSKE: Tensor, mask_LS: Tensor | None = None) -> Tensor:
-    """Return grouped-query attention [B, L, H, E] over S keys: causal, or what `mask_LS` allows."""
+def attend(q_BLHE: Tensor, k_BSKE: Tensor, v_BSKE: Tensor, mask_BLS: Tensor | None) -> Tensor:
+    """Return grouped-query attention [B, L, H, E] over S keys: causal, or what `mask_BLS` (or [1, L, S]) allows."""
     if q_BLHE.device.type == "cpu" and q_BLHE.dtype != torch.float32 and k_BSKE.shape[1] <= SHORT:
-        return _attend(q_BLHE.float(), k_BSKE.float(), v_BSKE.float(), mask_LS).to(q_BLHE.dtype)
-    return _attend(q_BLHE, k_BSKE, v_BSKE, mask_LS)
+        return _attend(q_BLHE.float(), k_BSKE.float(), v_BSKE.float(), mask_BLS).to(q_BLHE.dtype)
+    return _attend(q_BLHE, k_BSKE, v_BSKE, mask_BLS)
 
 
-def _attend(q_BLHE: Tensor, k_BSKE: Tensor, v_BSKE: Tensor, mask_LS: Tensor | None) -> Tensor:
+def _attend(q_BLHE: Tensor, k_BSKE: Tensor, v_BSKE: Tensor, mask_BLS: Tensor | None) -> Tensor:
     q_BHLE, k_BKSE, v_BKSE = (x.transpose(1, 2) for x in (q_BLHE, k_BSKE, v_BSKE))
     repeat = q_BHLE.shape[1] // k_BKSE.shape[1]
     if repeat > 1 and not q_BHLE.is_cuda:
         # The CPU's flash kernel takes no groups; without this, torch falls back to materialising the scores.
         k_BKSE, v_BKSE = k_BKSE.repeat_interleave(repeat, dim=1), v_BKSE.repeat_interleave(repeat, dim=1)
         repeat = 1
+    mask_B1LS = None if mask_BLS is None else mask_BLS.unsqueeze(1)
     o_BHLE = functional.scaled_dot_product_attention(
-        q_BHLE, k_BKSE, v_BKSE, attn_mask=mask_LS, is_causal=mask_LS is None, enable_gqa=repeat > 1
+        q_BHLE, k_BKSE, v_BKSE, attn_mask=mask_B1LS, is_causal=mask_B1LS is None, enable_gqa=repeat > 1
     )
     return o_BHLE.transpose(1, 2)
 
 
+Core = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""As attend."""
+
+
 class Attention(nn.Module):
-    """Causal grouped-query attention."""
+    """Grouped-query attention, causal or narrower."""
 
     def __init__(self, dims: ModelDimensions) -> None:
         super().__init__()
@@ -81,15 +86,15 @@ class Attention(nn.Module):
         self.wk = nn.Linear(dims.dim, dims.kv_heads * dims.head_dim, bias=False)
         self.wv = nn.Linear(dims.dim, dims.kv_heads * dims.head_dim, bias=False)
         self.wo = nn.Linear(dims.heads * dims.head_dim, dims.dim, bias=False)
-        self.core: Callable[[Tensor, Tensor, Tensor], Tensor] = attend
+        self.core: Core = attend
         """What mixes tokens: the only part that must see keys of the whole sequence."""
 
-    def forward(self, x_BLD: Tensor, cos_LE: Tensor, sin_LE: Tensor) -> Tensor:
+    def forward(self, x_BLD: Tensor, cos_LE: Tensor, sin_LE: Tensor, mask_BLS: Tensor | None = None) -> Tensor:
         B, L, _ = x_BLD.shape
         q_BLHE = rotate(self.wq(x_BLD).view(B, L, self.heads, self.head_dim), cos_LE, sin_LE)
         k_BLKE = rotate(self.wk(x_BLD).view(B, L, self.kv_heads, self.head_dim), cos_LE, sin_LE)
         v_BLKE = self.wv(x_BLD).view(B, L, self.kv_heads, self.head_dim)
-        return self.wo(self.core(q_BLHE, k_BLKE, v_BLKE).reshape(B, L, self.heads * self.head_dim))
+        return self.wo(self.core(q_BLHE, k_BLKE, v_BLKE, mask_BLS).reshape(B, L, self.heads * self.head_dim))
 
 
 class FeedForward(nn.Module):
@@ -124,8 +129,8 @@ class Block(nn.Module):
         self.feed_forward_norm = RMSNorm(dims.dim, dims.norm_epsilon)
         self.feed_forward = _experts(dims.dim, dims.moe) if dims.moe and dims.has_experts(number) else _dense(dims)
 
-    def forward(self, x_BLD: Tensor, cos_LE: Tensor, sin_LE: Tensor) -> Tensor:
-        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), cos_LE, sin_LE)
+    def forward(self, x_BLD: Tensor, cos_LE: Tensor, sin_LE: Tensor, mask_BLS: Tensor | None = None) -> Tensor:
+        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), cos_LE, sin_LE, mask_BLS)
         return x_BLD + self.feed_forward(self.feed_forward_norm(x_BLD))
 
 
@@ -161,14 +166,15 @@ class Transformer(nn.Module):
         layers = ((int(name), cast(Block, block).feed_forward) for name, block in self.layers.items())
         return {number: part for number, part in layers if isinstance(part, MixtureOfExperts)}
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-        """Return logits [B, L, V] of tokens [B, L], in the compute type. `rotary` comes from rotary_tables.
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], mask_BLS: Tensor | None = None) -> Tensor:
+        """Return logits [B, L, V] of tokens [B, L], in the compute type.
 
+        `rotary` comes from rotary_tables; the mask, where attention is narrower than causal, from document_mask.
         A stage that is not the first takes, and one that is not the last returns, the residual stream [B, L, D].
         """
         x_BLD = x if self.embedding is None else self.embedding(x)
         for layer in self.layers.values():
-            x_BLD = layer(x_BLD, *rotary)
+            x_BLD = layer(x_BLD, *rotary, mask_BLS)
         if self.norm is None or self.output is None:
             return x_BLD
         logits_BLV: Tensor = self.output(self.norm(x_BLD))

@@ -8,6 +8,7 @@ once, outside of all that).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +17,11 @@ from llmtrain_api.spec import STAGES_PER_RANK
 from llmtrain_api.stages import layers_of_stages, stages_of_rank
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.metrics.timer import StepTimer
+from llmtrain_trainer.model.documents import document_mask
 from llmtrain_trainer.model.transformer import Transformer, loss_sum, rotary_tables
 from llmtrain_trainer.parallel import apply
 from llmtrain_trainer.parallel.compile import compile_layers
-from llmtrain_trainer.parallel.context import own_part, spread_context
+from llmtrain_trainer.parallel.context import own_part, own_positions, spread_context
 from llmtrain_trainer.parallel.expert import spread_experts
 from llmtrain_trainer.parallel.flat import Flat
 from llmtrain_trainer.parallel.fsdp import FullySharded
@@ -38,8 +40,10 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 class RankModel:
     """What this rank has of the model. Building it opens process groups: all ranks do so together."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, document_end: int | None = None) -> None:
+        """Args: document_end: the token that ends a document, if attention is to stay within documents."""
         self._config = config
+        self._document_end = document_end
         self._parallelism = config.spec.parallelism
         # A dry run builds without memory, on the meta device, where nothing could talk.
         talks = "cpu" if config.device.type == "meta" else config.device.type
@@ -80,11 +84,13 @@ class RankModel:
         self.routing.scale_losses(scale)
         if self._pipeline is None:
             return self._accumulate(batches, timer)
-        pairs = [(self._to_device(inputs), self._to_device(targets)) for inputs, targets in batches]
+        parts = [
+            (self._to_device(inputs), self._to_device(targets), self._beside(inputs)) for inputs, targets in batches
+        ]
         timer.mark("data_loading")
-        inputs, targets = zip(*pairs, strict=True)
+        inputs, targets, beside = zip(*parts, strict=True)
         self._weights.before_pipeline()
-        loss = self._pipeline.forward_backward(inputs, targets, self._rotary, self._loss)
+        loss = self._pipeline.forward_backward(inputs, targets, beside, self._loss)
         self._weights.after_backward()
         timer.mark("pipeline")
         return torch.zeros((), device=self._config.device) if loss is None else loss
@@ -117,9 +123,10 @@ class RankModel:
             last = number == count
             sync = last or number % period == 0
             self._weights.before_backward(sync=sync, last=last)
+            beside = self._beside(inputs)
             inputs, targets = self._to_device(inputs), self._to_device(targets)
             timer.mark("data_loading")
-            loss = self._loss(stage(inputs, self._rotary), targets)
+            loss = self._loss(stage(inputs, **beside), targets)
             timer.mark("forward")
             loss.backward()
             self._weights.after_backward()
@@ -179,6 +186,15 @@ class RankModel:
             dtype=apply.COMPUTE_TYPE[training.precision],
             device=self._config.device,
         )
+
+    def _beside(self, inputs_BS: Tensor) -> dict[str, Any]:
+        """Return what a stage needs to know of whole sequences, besides its part of them."""
+        if self._document_end is None:
+            return {"rotary": self._rotary}
+        length = inputs_BS.shape[1]
+        queries = own_positions(length, self._context) if self._context else range(length)
+        tokens_BS = inputs_BS.to(self._config.device, non_blocking=True)
+        return {"rotary": self._rotary, "mask_BLS": document_mask(tokens_BS, self._document_end, queries)}
 
     def _to_device(self, whole: Tensor) -> Tensor:
         return self._own(whole, dim=1).to(self._config.device, non_blocking=True)

@@ -24,12 +24,12 @@ def spread_context(model: Transformer, group: dist.ProcessGroup) -> None:
     """Let every layer's attention see the whole sequence, of which this rank holds part number `group.rank()`."""
 
     # The same for all layers, micro-batches and steps.
-    mask = cache(lambda length, device: _mask(length, device, group))
+    causal = cache(lambda length, device: _causal(length, device, group))
 
-    def core(q_BLHE: Tensor, k_BLKE: Tensor, v_BLKE: Tensor) -> Tensor:
+    def core(q_BLHE: Tensor, k_BLKE: Tensor, v_BLKE: Tensor, mask_BLS: Tensor | None) -> Tensor:
         both_BSKE = gather_sequence(torch.cat((k_BLKE, v_BLKE), dim=2), group)
         k_BSKE, v_BSKE = both_BSKE.chunk(2, dim=2)
-        return attend(q_BLHE, k_BSKE, v_BSKE, mask(q_BLHE.shape[1], q_BLHE.device))
+        return attend(q_BLHE, k_BSKE, v_BSKE, causal(q_BLHE.shape[1], q_BLHE.device) if mask_BLS is None else mask_BLS)
 
     for block in model.blocks():
         block.attention.core = core
@@ -40,15 +40,21 @@ def spread_context(model: Transformer, group: dist.ProcessGroup) -> None:
 
 def own_part(whole: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     """Return this rank's part along the sequence."""
-    length = whole.shape[dim] // group.size()
-    return whole.narrow(dim, group.rank() * length, length)
+    part = own_positions(whole.shape[dim], group)
+    return whole.narrow(dim, part.start, len(part))
 
 
-def _mask(length: int, device: torch.device, group: dist.ProcessGroup) -> Tensor:
-    """Return which of all S keys each of the own L = `length` queries may see."""
+def own_positions(length: int, group: dist.ProcessGroup) -> range:
+    """Return this rank's positions in sequences of this length."""
+    part = length // group.size()
+    return range(group.rank() * part, (group.rank() + 1) * part)
+
+
+def _causal(length: int, device: torch.device, group: dist.ProcessGroup) -> Tensor:
+    """Return which of all S keys each of the own L = `length` queries may see, [1, L, S]."""
     keys_S = torch.arange(length * group.size(), device=device)
     queries_L = torch.arange(length, device=device) + group.rank() * length
-    return keys_S <= queries_L.unsqueeze(1)
+    return (keys_S <= queries_L.unsqueeze(1)).unsqueeze(0)
 
 
 def _taken_before(taken_BX: Tensor, group: dist.ProcessGroup) -> Tensor:

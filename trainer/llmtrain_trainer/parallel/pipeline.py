@@ -70,9 +70,11 @@ class Pipeline:
         self.last = self._count - 1 in stages
 
     def forward_backward(
-        self, inputs: Sequence[Tensor], targets: Sequence[Tensor], rotary: tuple[Tensor, Tensor], loss: Loss
+        self, inputs: Sequence[Tensor], targets: Sequence[Tensor], beside: Sequence[dict[str, Any]], loss: Loss
     ) -> Tensor | None:
         """Run the micro-batches of one step through the pipeline, and reduce their gradients over data ranks.
+
+        `beside` holds what every stage's forward gets of a micro-batch besides the tokens.
 
         Returns:
             The sum of the losses on the rank that holds the last stage; None elsewhere.
@@ -81,7 +83,7 @@ class Pipeline:
         schedule = self._schedule(len(inputs), loss)
         schedule.step(
             arg_mbs=[(tokens,) if self.first else () for tokens in inputs],
-            kwarg_mbs=[{"rotary": rotary}] * len(inputs),
+            kwarg_mbs=list(beside),
             target_mbs=list(targets) if self.last else None,
             losses=losses,
             return_outputs=False,
