@@ -32,6 +32,7 @@ class Workload:
     optimizer: OptimizerName
     sync_every: int | None
     on_cpu: bool
+    mask_documents: bool
 
     @classmethod
     def of(cls, spec: LLMTrainJobSpec) -> Workload:
@@ -46,6 +47,7 @@ class Workload:
             optimizer=training.optimizer.name,
             sync_every=training.sync_every_micro_batches,
             on_cpu=spec.workers.device == "cpu",
+            mask_documents=spec.data.mask_documents,
         )
 
     @property

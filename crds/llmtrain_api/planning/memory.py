@@ -99,7 +99,7 @@ class Activations:
     def stage(self, stage: Stage) -> float:
         """Return what one waiting micro-batch keeps of a stage."""
         layers = stage.dense * self.kept[False] + stage.mixtures * self.kept[True]
-        return layers + stage.last * self.head + self._stream(whole=False)
+        return layers + stage.last * self.head + self._stream(whole=False) + self._mask()
 
     def again(self, stage: Stage) -> float:
         """Return what one layer makes again in backward, at most."""
@@ -123,6 +123,10 @@ class Activations:
     def _scores(self) -> float:
         """Return what attention keeps in place of scores: the logarithm of each row's sum, fp32."""
         return FP32 * self._tokens * self._dims.heads / self._tensor
+
+    def _mask(self) -> float:
+        """Return the bytes of a micro-batch's mask, one for all layers."""
+        return self._size * self._tokens * self._dims.sequence_length if self._layout.work.mask_documents else 0.0
 
     def _attention(self) -> float:
         queries_and_result = 2 * self._stream(whole=False)

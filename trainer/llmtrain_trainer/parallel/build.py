@@ -194,7 +194,8 @@ class RankModel:
         length = inputs_BS.shape[1]
         queries = own_positions(length, self._context) if self._context else range(length)
         tokens_BS = inputs_BS.to(self._config.device, non_blocking=True)
-        return {"rotary": self._rotary, "mask_BLS": document_mask(tokens_BS, self._document_end, queries)}
+        dtype = apply.COMPUTE_TYPE[self._config.spec.training.precision]
+        return {"rotary": self._rotary, "mask_BLS": document_mask(tokens_BS, self._document_end, queries, dtype)}
 
     def _to_device(self, whole: Tensor) -> Tensor:
         return self._own(whole, dim=1).to(self._config.device, non_blocking=True)

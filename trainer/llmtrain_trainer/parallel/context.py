@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from llmtrain_trainer.model.documents import added
 from llmtrain_trainer.model.transformer import Transformer, attend
 from llmtrain_trainer.parallel.collectives import gather_sequence
 
@@ -24,12 +25,14 @@ def spread_context(model: Transformer, group: dist.ProcessGroup) -> None:
     """Let every layer's attention see the whole sequence, of which this rank holds part number `group.rank()`."""
 
     # The same for all layers, micro-batches and steps.
-    causal = cache(lambda length, device: _causal(length, device, group))
+    causal = cache(lambda length, device, dtype: _causal(length, device, dtype, group))
 
     def core(q_BLHE: Tensor, k_BLKE: Tensor, v_BLKE: Tensor, mask_BLS: Tensor | None) -> Tensor:
         both_BSKE = gather_sequence(torch.cat((k_BLKE, v_BLKE), dim=2), group)
         k_BSKE, v_BSKE = both_BSKE.chunk(2, dim=2)
-        return attend(q_BLHE, k_BSKE, v_BSKE, causal(q_BLHE.shape[1], q_BLHE.device) if mask_BLS is None else mask_BLS)
+        if mask_BLS is None:
+            mask_BLS = causal(q_BLHE.shape[1], q_BLHE.device, q_BLHE.dtype)
+        return attend(q_BLHE, k_BSKE, v_BSKE, mask_BLS)
 
     for block in model.blocks():
         block.attention.core = core
@@ -50,11 +53,11 @@ def own_positions(length: int, group: dist.ProcessGroup) -> range:
     return range(group.rank() * part, (group.rank() + 1) * part)
 
 
-def _causal(length: int, device: torch.device, group: dist.ProcessGroup) -> Tensor:
-    """Return which of all S keys each of the own L = `length` queries may see, [1, L, S]."""
+def _causal(length: int, device: torch.device, dtype: torch.dtype, group: dist.ProcessGroup) -> Tensor:
+    """Return the mask of the own L = `length` queries over all S keys, [1, L, S], to be added to scores."""
     keys_S = torch.arange(length * group.size(), device=device)
     queries_L = torch.arange(length, device=device) + group.rank() * length
-    return (keys_S <= queries_L.unsqueeze(1)).unsqueeze(0)
+    return added((keys_S <= queries_L.unsqueeze(1)).unsqueeze(0), dtype)
 
 
 def _taken_before(taken_BX: Tensor, group: dist.ProcessGroup) -> Tensor:
