@@ -52,7 +52,7 @@ SHORT = 256
 
 
 def attend(q_BLHE: Tensor, k_BSKE: Tensor, v_BSKE: Tensor, mask_BLS: Tensor | None) -> Tensor:
-    """Return grouped-query attention [B, L, H, E] over S keys: causal, or with a mask ([1, L, S] will do) added to scores."""
+    """Return grouped-query attention [B, L, H, E] over S keys: causal, or with a mask (also [1, L, S]) added."""
     if q_BLHE.device.type == "cpu" and q_BLHE.dtype != torch.float32 and k_BSKE.shape[1] <= SHORT:
         mask32_BLS = None if mask_BLS is None else mask_BLS.float()
         return _attend(q_BLHE.float(), k_BSKE.float(), v_BSKE.float(), mask32_BLS).to(q_BLHE.dtype)
