@@ -15,6 +15,7 @@ MUTABLE = (
 
 _OPTIONAL = {
     "spec.workers": ("ranksPerWorker",),
+    "spec.parallelism": ("planFor",),
     "spec.model": (
         "preset",
         "dim",

@@ -15,6 +15,7 @@ from llmtrain_api.rules_layout import LAYOUT_RULES
 from llmtrain_api.rules_model import MODEL_RULES
 from llmtrain_api.rules_moe import MOE_RULES
 from llmtrain_api.rules_pipeline import PIPELINE_RULES
+from llmtrain_api.rules_planned import PLANNED_RULES
 
 RESERVED_ENV_PREFIX = "LLMTRAIN_"
 
@@ -100,6 +101,7 @@ RULES: tuple[Rule, ...] = (
     *LAYOUT_RULES,
     *PIPELINE_RULES,
     *MOE_RULES,
+    *PLANNED_RULES,
     _WARMUP_ENDS,
     _ONE_PACE,
     _stays_in_its_folder("spec.checkpoint.store"),

@@ -139,11 +139,15 @@ _BATCH_IS_SHARED_OUT = Rule(
     reads=(
         "training.globalBatchSize",
         "training.microBatchSize",
+        "parallelism.planFor",
         *AXES_READS,
         *SHAPE_READS,
     ),
-    cel=f"{_AXES_MISFIT} || {_UNIT.cel} < 1 || {_BATCH.cel} % {_UNIT.cel} == 0",
-    holds=lambda s: not _axes_fit(s) or _UNIT.of(s) < 1 or _BATCH.of(s) % _UNIT.of(s) == 0,
+    # The planner may choose axes that leave fewer ranks to share the batch; where none can, it is the planner who says.
+    cel=f"has(self.parallelism.planFor) || {_AXES_MISFIT} || {_UNIT.cel} < 1 || {_BATCH.cel} % {_UNIT.cel} == 0",
+    holds=lambda s: (
+        "planFor" in s.now["parallelism"] or not _axes_fit(s) or _UNIT.of(s) < 1 or _BATCH.of(s) % _UNIT.of(s) == 0
+    ),
     value=_BATCH,
     allowed="a multiple of {unit} (workers.replicas {replicas} x {ranks} ranks / tensor x context x pipeline {axes}"
     " x microBatchSize {micro})",

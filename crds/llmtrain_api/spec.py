@@ -8,6 +8,7 @@ from pydantic import Field
 
 from llmtrain_api.constants import MANAGER
 from llmtrain_api.meta import ApiModel, Count32, Positive32
+from llmtrain_api.planning.machine import MachineName
 from llmtrain_api.spec_metrics import Metrics
 from llmtrain_api.spec_model import Model
 from llmtrain_api.uris import SOURCE_PATTERN, STORE_PATTERN
@@ -110,6 +111,9 @@ SPLIT_BACKWARD: tuple[PipelineSchedule, ...] = ("ZBV", "DualPipeV")
 class Parallelism(ApiModel):
     """How the ranks share the model. What no axis takes is sharded."""
 
+    plan_for: MachineName | None = None
+    """Leave the other fields out and let the planner choose them: the fastest legal layout that fits this machine, as
+    `llmtrain plan` shows it. It stays until the number of ranks changes; status.shape has it. Default: as they say."""
     tensor: Annotated[int, Field(ge=1, le=64, json_schema_extra={"format": "int32"})] = 1
     """Tensor parallel with sequence parallel: ranks that share every matrix and every sequence. Keep it in one node."""
     context: Annotated[int, Field(ge=1, le=64, json_schema_extra={"format": "int32"})] = 1

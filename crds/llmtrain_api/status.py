@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationError
 
 from llmtrain_api.constants import Action, ConditionType, FailureClass, State
 from llmtrain_api.meta import Count32, Count64, Int64, LenientModel, Timestamp
+from llmtrain_api.spec import Parallelism
 
 ShortText = Annotated[str, Field(max_length=256)]
 Message = Annotated[str, Field(max_length=1024)]
@@ -56,6 +57,18 @@ class Shape(LenientModel):
     """Ranks that hold a part of the experts each; they are among those of shard and context."""
     zero_stage: Count32
     """As spec.parallelism.zeroStage."""
+    pipeline_schedule: ShortText | None = None
+    """As spec.parallelism.pipelineSchedule."""
+    recompute: ShortText | None = None
+    """As spec.parallelism.recompute."""
+
+    def parallelism(self) -> Parallelism | None:
+        """Return the layout that has this shape; None where the status does not tell all of it, or nonsense."""
+        fields = {name: getattr(self, name) for name in Parallelism.model_fields if name != "plan_for"}
+        try:
+            return Parallelism(**fields)
+        except ValidationError:
+            return None
 
 
 class WorkersStatus(LenientModel):

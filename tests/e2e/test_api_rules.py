@@ -47,7 +47,16 @@ FULL_STATUS = LLMTrainJobStatus(
     attempt_started_at=NOW,
     start_time=NOW,
     completion_time=NOW,
-    shape=Shape(world_size=4, replicate=1, shard=2, tensor=2, context=1, zero_stage=3),
+    shape=Shape(
+        world_size=4,
+        replicate=1,
+        shard=2,
+        tensor=2,
+        context=1,
+        zero_stage=3,
+        pipeline_schedule="1F1B",
+        recompute="none",
+    ),
     workers=WorkersStatus(desired=2, ready=2, summary="2/2", selector="llmtrain.dev/job=case"),
     progress=ProgressStatus(
         step=3, steps=20, tokens="1536", loss="5.5", tokens_per_second="1000", eta_seconds=9, updated_at=NOW

@@ -25,6 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from llmtrain_api.constants import ExitCode
 from llmtrain_api.launch import RankLaunch
 from llmtrain_api.meta import ApiModel
+from llmtrain_api.planning.decision import NoLayoutError, decided
 from llmtrain_api.spec import LLMTrainJobSpec
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.errors import UserError
@@ -132,12 +133,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rank", type=int, action="append", help="a rank to lay out; repeatable")
     options = parser.parse_args(arguments)
     try:
-        spec = LLMTrainJobSpec.model_validate(json.load(sys.stdin))
+        spec = decided(LLMTrainJobSpec.model_validate(json.load(sys.stdin)))
         wrong = [rank for rank in options.rank or () if not 0 <= rank < spec.world_size()]
         if wrong:
             parser.error(f"--rank {wrong[0]}: the job has the ranks 0 to {spec.world_size() - 1}; choose among them")
         found = dry_run(spec, options.rank)
-    except (UserError, ValidationError, json.JSONDecodeError) as error:
+    except (UserError, ValidationError, NoLayoutError, json.JSONDecodeError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return int(ExitCode.USER_ERROR)
     print(json.dumps(found.to_wire()))

@@ -57,7 +57,8 @@ def _enough_workers(manifest: dict[str, Any], machine: Machine) -> int | None:
 
 
 def _fits(manifest: dict[str, Any], machine: Machine) -> bool:
-    return smallest(manifest, machine).fits
+    nearest = smallest(manifest, machine)
+    return nearest is not None and nearest.fits
 
 
 def _with(manifest: dict[str, Any], part: str, changes: dict[str, Any]) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
+MachineName = Literal["a100", "h100", "h200", "b200", "cpu"]
 GIGA = 1e9
 BF16_TERAFLOPS: Final[dict[str, float]] = {
     "A100": 312,
@@ -43,7 +44,7 @@ USABLE_MEMORY = 0.94
 class Machine:
     """One rank's device and its links. Rates are per rank, per second."""
 
-    name: str
+    name: MachineName
     flops: float
     """Peak of the device, in the type that trains: dense bf16."""
     fp32_flops: float
@@ -119,7 +120,7 @@ def peak_flops(device_name: str) -> float | None:
     return BF16_TERAFLOPS[max(known, key=len)] * 1e12 if known else None
 
 
-def _gpu(name: str, memory: float, bandwidth: float, links: tuple[float, float, float]) -> Machine:
+def _gpu(name: MachineName, memory: float, bandwidth: float, links: tuple[float, float, float]) -> Machine:
     """Return a node of 8 GPUs: gigabytes, gigabytes/s of memory, fp32 teraflops, gigabytes/s of NVLink and network."""
     fp32_teraflops, nvlink, network = links
     return Machine(
@@ -151,7 +152,7 @@ CPU: Final = Machine(
 )
 """Two cores of a small virtual machine with gloo, as `benchmarks/plan_vs_measured.py` found it; measure your own."""
 
-MACHINES: Final[dict[str, Machine]] = {
+MACHINES: Final[dict[MachineName, Machine]] = {
     machine.name: machine
     for machine in (
         _gpu("a100", 85.5, 2039, (19.5, 300, 25)),

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from llmtrain_api.crdgen import job_schema
 from llmtrain_api.planning.estimate import Estimate, estimate, pipeline_of, step_seconds
 from llmtrain_api.planning.layout import Layout, Workload
-from llmtrain_api.planning.machine import Machine
+from llmtrain_api.planning.machine import MACHINES, Machine
 from llmtrain_api.planning.memory import Memory, needed
 from llmtrain_api.rule import Rule, Scope
 from llmtrain_api.rules import RULES
@@ -34,48 +34,52 @@ _ASKED_AGAIN = ("parallelism.zeroStage", "parallelism.recompute")
 class Plan:
     """What is known about a job on a machine."""
 
-    asked: Estimate
-    """As the file has it."""
+    asked: Estimate | None
+    """As the file has it; with planFor, as the planner chooses for that machine: None where nothing fits it."""
     best: list[Estimate]
     """Of layouts that fit, the fastest first; each division of ranks once, in its fastest form."""
     smallest: Estimate | None
-    """Of all legal layouts, the one that needs least memory; None where one fits."""
+    """Of all legal layouts, the one that needs least memory; None where one fits, and where none is legal."""
     divisions: int
-    """Legal divisions of the ranks, whether they fit or not."""
+    """Legal divisions of the ranks, whether they fit or not. 0 only with planFor: else the file's own is legal."""
 
 
 def plan(manifest: dict[str, Any], machine: Machine, top: int) -> Plan:
     """Return the `top` fastest layouts of a valid manifest that fit, and how the file's own compares."""
-    spec = complete(manifest)["spec"]
-    parsed = LLMTrainJobSpec.model_validate(spec)
-    search = _Search(spec, Workload.of(parsed), machine)
+    search = _Search(manifest, machine)
     legal = list(search.divisions())
     best = search.fastest(legal, top)
+    asked, plan_for = [search.asked], search.asked.plan_for
+    if plan_for:
+        chosen = best if plan_for == machine.name else _Search(manifest, MACHINES[plan_for]).fastest(legal, 1)
+        asked = [one.axes for one in chosen[:1]]
     return Plan(
-        asked=estimate(search.work, parsed.parallelism, machine),
+        asked=estimate(search.work, asked[0], machine) if asked else None,
         best=best,
         smallest=None if best else search.smallest(legal),
         divisions=len({_division(axes) for axes in legal}),
     )
 
 
-def smallest(manifest: dict[str, Any], machine: Machine) -> Estimate:
-    """Return the legal layout of a valid manifest that needs least memory."""
-    spec = complete(manifest)["spec"]
-    search = _Search(spec, Workload.of(LLMTrainJobSpec.model_validate(spec)), machine)
+def smallest(manifest: dict[str, Any], machine: Machine) -> Estimate | None:
+    """Return the legal layout of a valid manifest that needs least memory; None where none is legal."""
+    search = _Search(manifest, machine)
     return search.smallest(list(search.divisions()))
 
 
 def legal_axes(manifest: dict[str, Any]) -> list[Parallelism]:
     """Return the legal divisions of a valid manifest's ranks, with each schedule that is legal for it."""
-    spec = complete(manifest)["spec"]
-    search = _Search(spec, Workload.of(LLMTrainJobSpec.model_validate(spec)), None)
-    return list(search.divisions())
+    return list(_Search(manifest, None).divisions())
 
 
 class _Search:
-    def __init__(self, spec: dict[str, Any], work: Workload, machine: Machine | None) -> None:
-        self._spec, self.work, self._machine = spec, work, machine
+    def __init__(self, manifest: dict[str, Any], machine: Machine | None) -> None:
+        spec = complete(manifest)["spec"]
+        parsed = LLMTrainJobSpec.model_validate(spec)
+        self.asked, self.work, self._machine = parsed.parallelism, Workload.of(parsed), machine
+        # What is tried are layouts as a user would write them, and rules ask less of a job that has none yet.
+        axes = {name: value for name, value in spec["parallelism"].items() if name != "planFor"}
+        self._spec = {**spec, "parallelism": axes}
         about = [rule for rule in RULES if rule.at == "spec" and any(f.startswith("parallelism.") for f in rule.reads)]
         again = [rule for rule in about if set(_ASKED_AGAIN) & set(rule.reads)]
         self._about_form = again
@@ -115,10 +119,11 @@ class _Search:
         forms = (axes, axes.model_copy(update={"zero_stage": 2}))
         return min(step_seconds(self.work, form, machine) for form in forms)
 
-    def smallest(self, legal: list[Parallelism]) -> Estimate:
+    def smallest(self, legal: list[Parallelism]) -> Estimate | None:
         """Return the legal layout that needs least memory."""
         forms = ((self._memory(form).total, n, form) for n, axes in enumerate(legal) for form in self._smallest(axes))
-        return self._estimate(min(forms)[2])
+        least = min(forms, default=None)
+        return self._estimate(least[2]) if least else None
 
     def _degrees(self) -> Iterator[dict[str, int]]:
         """Yield axes whose product can divide the ranks, within the bounds of their fields."""

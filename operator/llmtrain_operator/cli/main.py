@@ -89,7 +89,7 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--machine",
         choices=sorted(MACHINES),
         default=None,
-        help="what a rank computes on (default: cpu for a job without accelerators, else h100)",
+        help="what a rank computes on (default: parallelism.planFor; else cpu for a job without accelerators, or h100)",
     )
     command.add_argument("--top", type=_positive, default=10, metavar="N", help="layouts to show (default: 10)")
     command.add_argument("--json", action="store_true", help="one JSON object in place of a table")

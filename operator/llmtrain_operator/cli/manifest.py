@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain_api.manifest_io import ManifestError, read_documents
+from llmtrain_api.planning.decision import layout_problems
 from llmtrain_api.validation import FieldProblem, validate
 from llmtrain_operator.cli.say import UsageError
 
@@ -63,19 +64,22 @@ def describe(file: str, manifest: dict[str, Any], problems: list[FieldProblem]) 
 
 
 def read_one_valid(file: str) -> dict[str, Any]:
-    """Return the one valid LLMTrainJob of a file, which has a name.
+    """Return the one valid LLMTrainJob of a file, which has a name and a layout.
 
     Raises:
-        UsageError: there is not exactly one document, it is not valid, or it has no name of its own.
+        UsageError: there is not exactly one document, it is not valid, it has no name of its own, or the planner, which
+            is to choose its layout, finds none.
     """
     document = read_one(file)
+    if problems := layout_problems(document):
+        raise UsageError(describe(file, document, problems))
     if not document["metadata"].get("name"):
         raise UsageError(f"{file}: metadata.name is missing: a run on this machine needs it, to be found again")
     return document
 
 
 def read_one(file: str) -> dict[str, Any]:
-    """Return the one valid LLMTrainJob of a file.
+    """Return the one valid LLMTrainJob of a file. Whether the planner finds a layout for it is not asked.
 
     Raises:
         UsageError: there is not exactly one document, or it is not valid.

@@ -10,20 +10,21 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from llmtrain_api.planning.advice import advice
+from llmtrain_api.planning.decision import NoLayoutError, decided
 from llmtrain_api.planning.estimate import Estimate
-from llmtrain_api.planning.machine import MACHINES, Machine
+from llmtrain_api.planning.machine import MACHINES, Machine, MachineName
+from llmtrain_api.planning.refusal import layout_text, nothing_fits
 from llmtrain_api.planning.shapes import Plan, plan
-from llmtrain_api.spec import LLMTrainJobSpec, Parallelism
+from llmtrain_api.spec import LLMTrainJobSpec
 from llmtrain_api.validation import complete
 from llmtrain_operator.cli.dryrun import drawn_dry_run, dry_run
 from llmtrain_operator.cli.manifest import name_of, read_one
-from llmtrain_operator.cli.say import complain
+from llmtrain_operator.cli.say import UsageError, complain
 
 NOTHING_FITS = 1
 WIDTH = 140
 """Columns where nobody's terminal sets them."""
 ASKED = "> "
-_AXES = ("tensor", "context", "pipeline", "replicate", "expert")
 
 
 def command(options: argparse.Namespace) -> int:
@@ -34,24 +35,33 @@ def command(options: argparse.Namespace) -> int:
     """
     manifest = read_one(options.file)
     spec = LLMTrainJobSpec.model_validate(complete(manifest)["spec"])
-    machine = MACHINES[options.machine or _usual_machine(spec)]
+    plan_for = spec.parallelism.plan_for
+    machine = MACHINES[options.machine or plan_for or _usual_machine(spec)]
     found = plan(manifest, machine, options.top)
     advised = [] if found.best else advice(manifest, machine)
-    held = dry_run(spec) if options.dry_run else None
+    held = dry_run(_decided(spec)) if options.dry_run else None
     if options.json:
         answer = _as_json(found, machine, advised)
         print(json.dumps({**answer, "dryRun": held} if held else answer))
-    elif held:
+    elif held and found.asked:
         _print(drawn_dry_run(name_of(manifest), held, found.asked))
     else:
-        _print(_drawn(name_of(manifest), found, machine))
+        _print(_drawn(name_of(manifest), found, machine, plan_for))
     if found.best:
         return 0
-    complain(_explain(found, machine, advised))
+    problem = nothing_fits(manifest, machine, found.smallest, advised)
+    complain(f"llmtrain plan: {problem.message}; allowed: {problem.allowed}; fix: {problem.fix}")
     return NOTHING_FITS
 
 
-def _usual_machine(spec: LLMTrainJobSpec) -> str:
+def _decided(spec: LLMTrainJobSpec) -> LLMTrainJobSpec:
+    try:
+        return decided(spec)
+    except NoLayoutError as error:
+        raise UsageError(f"--dry-run: {error}") from error
+
+
+def _usual_machine(spec: LLMTrainJobSpec) -> MachineName:
     workers = spec.workers
     return "cpu" if workers.device == "cpu" or workers.accelerator.count == 0 else "h100"
 
@@ -63,11 +73,11 @@ def _print(what: RenderableType) -> None:
     console.print(what)
 
 
-def _drawn(name: str, found: Plan, machine: Machine) -> Table:
+def _drawn(name: str, found: Plan, machine: Machine, plan_for: MachineName | None) -> Table:
     count, memory = found.divisions, machine.memory_bytes / 1e9
-    title = f"{name} on {machine.name}: {count} legal division{'s' if count > 1 else ''} of its ranks"
+    title = f"{name} on {machine.name}: {count} legal division{'' if count == 1 else 's'} of its ranks"
     caption = (
-        f"{ASKED.strip()} as the file has it. GB: of {memory:.0f} that {machine.name} has for use. "
+        f"{_meaning_of_the_mark(found, plan_for)} GB: of {memory:.0f} that {machine.name} has for use. "
         "These are estimates: docs/tasks/plan.md says how good they are."
     )
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
@@ -76,10 +86,20 @@ def _drawn(name: str, found: Plan, machine: Machine) -> Table:
         table.add_column(heading, justify="right")
     for heading in ("step s", "tokens/s", "MFU", "idle", "waits"):
         table.add_column(heading, justify="right")
-    rows = found.best if found.asked.axes in [one.axes for one in found.best] else [*found.best, found.asked]
+    asked = found.asked.axes if found.asked else None
+    others = [one for one in (found.asked, found.smallest) if one][:1]
+    rows = found.best if asked in [one.axes for one in found.best] else [*found.best, *others]
     for one in rows:
-        table.add_row(*_cells(one, asked=one.axes == found.asked.axes))
+        table.add_row(*_cells(one, asked=one.axes == asked))
     return table
+
+
+def _meaning_of_the_mark(found: Plan, plan_for: MachineName | None) -> str:
+    if plan_for is None:
+        return f"{ASKED.strip()} as the file has it."
+    if found.asked is None:
+        return f"Nothing fits {plan_for}, which parallelism.planFor names."
+    return f"{ASKED.strip()} will be chosen, because parallelism.planFor is {plan_for}."
 
 
 def _cells(one: Estimate, *, asked: bool) -> list[str]:
@@ -97,34 +117,12 @@ def _cells(one: Estimate, *, asked: bool) -> list[str]:
     ]
 
 
-def layout_text(axes: Parallelism) -> str:
-    """Return a layout as its fields; those of 1 are left out."""
-    parts = [f"{axis} {getattr(axes, axis)}" for axis in _AXES if getattr(axes, axis) > 1]
-    if axes.pipeline > 1:
-        parts.append(axes.pipeline_schedule)
-    return ", ".join([*parts, f"zeroStage {axes.zero_stage}", f"recompute {axes.recompute}"])
-
-
-def _explain(found: Plan, machine: Machine, advised: list[str]) -> str:
-    nearest = found.smallest
-    assert nearest is not None
-    parts = {name: getattr(nearest.memory, name) for name in ("weights", "gradients", "optimizer", "activations")}
-    most = max(parts, key=lambda name: parts[name])
-    fix = "; or ".join(advised) or "use a smaller model, a shorter model.sequenceLength or a larger machine"
-    ranks = "a rank" if machine.cores is None else "all ranks of a worker together"
-    return (
-        f"llmtrain plan: no layout fits {machine.name}; allowed: {machine.memory_bytes / 1e9:.1f} GB for {ranks}; "
-        f"the nearest, {layout_text(nearest.axes)}, needs {nearest.memory.total / 1e9:.1f} GB a rank, "
-        f"{parts[most] / 1e9:.1f} of it {most}; fix: {fix}"
-    )
-
-
 def _as_json(found: Plan, machine: Machine, advised: list[str]) -> dict[str, Any]:
     return {
         "machine": machine.name,
         "memoryBytes": machine.memory_bytes,
         "divisions": found.divisions,
-        "asked": _estimate_json(found.asked),
+        "asked": _estimate_json(found.asked) if found.asked else None,
         "best": [_estimate_json(one) for one in found.best],
         "nearest": _estimate_json(found.smallest) if found.smallest else None,
         "advice": advised,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from llmtrain_api.manifest_io import ManifestError
+from llmtrain_api.planning.decision import layout_problems
 from llmtrain_api.validation import validate
 from llmtrain_operator.cli import manifest
 from llmtrain_operator.cli.say import UsageError, complain
@@ -31,7 +32,7 @@ def _check(file: str) -> int:
             complain(str(document))
             continue
         place = file if len(documents) == 1 else f"{file} (document {number})"
-        problems = validate(document)
+        problems = validate(document) or layout_problems(document)
         if problems:
             code = max(code, INVALID)
             print(manifest.describe(place, document, problems))

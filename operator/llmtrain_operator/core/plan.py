@@ -26,12 +26,13 @@ from llmtrain_operator.core.failures import (
 from llmtrain_operator.core.finished import fail, plan_finished, succeed
 from llmtrain_operator.core.gang import Gang, assemble, missing_workers, surplus_workers, tidy
 from llmtrain_operator.core.ladder import choose, final_message
+from llmtrain_operator.core.layout import with_layout
 from llmtrain_operator.core.observed import Observed
 from llmtrain_operator.core.orders import gang_orders, is_complete, leavers_may_write, old_ranks_may_run
 from llmtrain_operator.core.parked import blocking_reason, is_parked, plan_parked
 from llmtrain_operator.core.progress import absorb, has_stepped
 from llmtrain_operator.core.record import new_attempt, restart, with_failure
-from llmtrain_operator.core.report import under_way, wanted_shape
+from llmtrain_operator.core.report import shape_changes, under_way
 from llmtrain_operator.core.times import from_timestamp, to_timestamp
 
 
@@ -43,6 +44,7 @@ def plan(observed: Observed) -> Plan:
     observed = tidy(observed)
     if job.status.state in TERMINAL_STATES:
         return plan_finished(observed)
+    observed = with_layout(observed)
     if blocking_reason(observed) or job.spec.suspend:
         return plan_parked(observed)
     return _plan_under_way(observed)
@@ -100,7 +102,7 @@ def _begin(observed: Observed) -> _Course:
         return _Course(new_attempt(observed, status).model_copy(update={"start_time": now}), draining=False)
     if is_parked(old):  # the attempt rose when it was parked
         return _Course(status.model_copy(update={"start_time": now, "attempt_started_at": now}), draining=False)
-    if old.shape is not None and old.shape != wanted_shape(observed):
+    if shape_changes(observed):
         return _Course(new_attempt(observed, status), draining=True)
     return _Course(status, draining=is_draining(old) and old.started_attempt < old.attempt)
 

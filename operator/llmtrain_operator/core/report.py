@@ -61,7 +61,20 @@ def wanted_shape(observed: Observed) -> Shape:
         # At least 1: a spec that breaks the rules is blocked, but its status must still be one.
         shard=max(1, world // (parallelism.replicate * inner)),
         zero_stage=parallelism.zero_stage,
+        pipeline_schedule=parallelism.pipeline_schedule,
+        recompute=parallelism.recompute,
     )
+
+
+def shape_changes(observed: Observed) -> bool:
+    """Tell whether the spec asks for another shape than the one in force.
+
+    Neither schedule nor recomputation can change, and an operator of before they were recorded told neither: a running
+    job must not be restarted only because they are missing.
+    """
+    old, wanted = observed.job.status.shape, wanted_shape(observed)
+    unrecorded = {"pipeline_schedule": None, "recompute": None}
+    return old is not None and old.model_copy(update=unrecorded) != wanted.model_copy(update=unrecorded)
 
 
 def no_workers(observed: Observed) -> WorkersStatus:

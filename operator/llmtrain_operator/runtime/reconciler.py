@@ -117,7 +117,11 @@ class Reconciler:
             await self._reject(key, manifest, error)
             return None
         observed = self._observe(key, job, manifest)
-        plan = self._decisions.plan(observed)
+        if job.spec.parallelism.plan_for:
+            # Choosing a layout may take a second, once; agents must not wait for it.
+            plan = await asyncio.to_thread(self._decisions.plan, observed)
+        else:
+            plan = self._decisions.plan(observed)
         if plan.status_changed:
             await self._write_status(job.metadata, plan.status)
         self._listener.decided(key, job.status, plan)

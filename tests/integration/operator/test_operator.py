@@ -209,12 +209,17 @@ def test_objects_that_make_no_sense_are_told_so_and_other_jobs_go_on(tmp_path: P
             await server.put(JOBS, {"metadata": {"name": "bare", "namespace": NAMESPACE}})
             await server.put(JOBS, {**manifest("odd"), "status": {"attempt": "x"}})
             await server.put(PODS, _stranger())
-            await server.put(JOBS, manifest("good"))
+            huge = manifest("huge", model={"preset": "llama-8b"}, parallelism={"planFor": "cpu"})
+            await server.put(JOBS, huge)
+            await server.put(JOBS, manifest("good", parallelism={"planFor": "cpu"}))
             await until(lambda: len(live_pods(server, "good")) == 2, "the good job has its pods")
-            for name in ("bad-0", "bad-1", "bad-2", "bad-3", "empty", "bare"):
+            for name in ("bad-0", "bad-1", "bad-2", "bad-3", "empty", "bare", "huge"):
                 await until(lambda name=name: _state(server, name) == "Blocked", f"{name} is told what is wrong")
             assert status_of(server, "odd") == {"attempt": "x"}
             assert "spec.training.steps" in status_of(server, "bad-0")["message"]
+            assert "spec.parallelism.planFor: no layout fits cpu" in status_of(server, "huge")["message"]
+            assert live_pods(server, "huge") == []
+            assert status_of(server, "good")["shape"]["zeroStage"] == 1, "the planner chose it"
             assert server.get(PODS, NAMESPACE, "stranger") is not None
             assert operator.process is not None and operator.process.returncode is None
             assert "Traceback" not in operator.log()

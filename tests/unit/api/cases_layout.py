@@ -15,7 +15,26 @@ def _experts(expert: int = 1, **moe: Any) -> dict[str, Any]:
     return {"spec.model.moe": {"experts": 8, "ffnDim": 64, **moe}, "spec.parallelism.expert": expert}
 
 
+def _by_hand_too(field: str, value: Any, shown: str) -> Case:
+    return Case(
+        f"planFor, and {field} by hand",
+        {"spec.parallelism": {"planFor": "cpu", field: value}},
+        (f"spec.parallelism.{field}",),
+        (f"{value} is refused", f"its default {shown}: with parallelism.planFor cpu", f"leave parallelism.{field} out"),
+    )
+
+
 FOUR_LAYERS = {"spec.model.layers": 4}
+DEFAULT_LAYOUT = {
+    "tensor": 1,
+    "context": 1,
+    "pipeline": 1,
+    "pipelineSchedule": "1F1B",
+    "expert": 1,
+    "replicate": 1,
+    "zeroStage": 3,
+    "recompute": "none",
+}
 
 LAYOUT_ACCEPTED = (
     Case("two stages", _pipeline()),
@@ -35,10 +54,22 @@ LAYOUT_ACCEPTED = (
     Case("experts as they come", {"spec.model.moe": {}}),
     Case("experts of a preset", {"spec.model.preset": "tiny-moe", "spec.parallelism.expert": 4}),
     Case("experts on pairs of ranks", _experts(2, capacityFactor=1.25, biasRate=0.001, balanceCoefficient=0)),
+    Case("a layout left to the planner", {"spec.parallelism": {"planFor": "h100"}}),
+    Case("the same, with the defaults written out", {"spec.parallelism": {"planFor": "cpu", **DEFAULT_LAYOUT}}),
+    Case(
+        "a batch for some layout that the planner may choose",
+        {"spec.parallelism": {"planFor": "cpu"}, "spec.training.globalBatchSize": 2},
+    ),
     Case("one expert of two on each rank", _experts(2, experts=2, topK=2, sharedExperts=1, everyNLayers=2)),
 )
 
 LAYOUT_MISTYPED = (
+    Case(
+        "a machine that the planner does not know",
+        {"spec.parallelism.planFor": "abacus"},
+        ("spec.parallelism.planFor",),
+        ("abacus", "h100", "b200", "cpu"),
+    ),
     Case("pipeline 0", _pipeline(0), ("spec.parallelism.pipeline",), ("at least 1",)),
     Case(
         "a schedule that nobody knows",
@@ -54,6 +85,19 @@ LAYOUT_MISTYPED = (
 )
 
 LAYOUT_REFUSED = (
+    _by_hand_too("tensor", 2, "1"),
+    _by_hand_too("context", 2, "1"),
+    _by_hand_too("pipeline", 2, "1"),
+    _by_hand_too("pipelineSchedule", "GPipe", "1F1B"),
+    Case(
+        "planFor, and expert by hand",
+        {**_experts(), "spec.parallelism": {"planFor": "cpu", "expert": 2}},
+        ("spec.parallelism.expert",),
+        ("2 is refused", "its default 1: with parallelism.planFor cpu"),
+    ),
+    _by_hand_too("replicate", 2, "1"),
+    _by_hand_too("zeroStage", 2, "3"),
+    _by_hand_too("recompute", "full", "none"),
     Case(
         "pipeline that does not divide the ranks",
         _pipeline(3) | {"spec.model.layers": 6},

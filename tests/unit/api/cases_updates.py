@@ -79,6 +79,21 @@ FROZEN = (
         spec__model__moe={"experts": 8, "ffnDim": 64},
     ),
     _frozen("the experts, added", "spec.model.moe", {"ffnDim": 64}, "a change is refused"),
+    _frozen("planFor, added", "spec.parallelism.planFor", "cpu", "cpu is refused; allowed: nothing"),
+    _frozen(
+        "planFor, another machine",
+        "spec.parallelism.planFor",
+        "h200",
+        "h200 is refused; allowed: h100",
+        spec__parallelism__planFor="h100",
+    ),
+    _frozen(
+        "planFor, taken away",
+        "spec.parallelism.planFor",
+        ABSENT,
+        "nothing is refused; allowed: h100",
+        spec__parallelism__planFor="h100",
+    ),
     _frozen("the schedule", "spec.parallelism.pipelineSchedule", "GPipe", "GPipe is refused; allowed: 1F1B"),
     _frozen(
         "the loss scale",

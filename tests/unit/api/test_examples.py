@@ -10,6 +10,7 @@ import pytest
 from llmtrain_api.generate import ROOT
 from llmtrain_api.job import LLMTrainJob
 from llmtrain_api.manifest_io import load_documents
+from llmtrain_api.planning.decision import layout_problems
 from llmtrain_api.validation import validate
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -24,6 +25,7 @@ def _load(path: Path) -> dict[str, Any]:
 def test_the_example_is_valid(path: Path) -> None:
     manifest = _load(path)
     assert validate(manifest) == []
+    assert layout_problems(manifest) == []
     assert LLMTrainJob.parse(manifest).metadata.name == path.stem
 
 

@@ -100,6 +100,17 @@ def test_what_cannot_be_laid_out_is_said_in_one_line() -> None:
     assert answer.stdout == ""
 
 
+def test_a_spec_that_leaves_its_layout_to_the_planner_is_laid_out_as_the_planner_chooses() -> None:
+    spec = _spec("tiny", 4, plan_for="cpu")
+    pipelined = spec.model_copy(update={"training": spec.training.model_copy(update={"global_batch_size": 2})})
+    answer = _run(pipelined.to_wire())
+    assert answer.returncode == 0, answer.stderr
+    assert [rank["rank"] for rank in json.loads(answer.stdout)["ranks"]] == [0, 2], "two stages"
+    huge = _run(_spec("llama-8b", 4, plan_for="cpu").to_wire())
+    assert huge.returncode == ExitCode.USER_ERROR
+    assert huge.stderr.startswith("error: spec.parallelism.planFor: no layout fits cpu; allowed: 8.0 GB")
+
+
 def test_a_rank_that_the_job_has_not_is_wrong_usage() -> None:
     answer = _run(_spec("tiny", 2).to_wire(), "--rank=2")
     assert answer.returncode == 2

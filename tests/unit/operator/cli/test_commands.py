@@ -29,6 +29,8 @@ JOB: dict[str, Any] = {
     },
 }
 GOOD = json.dumps(JOB)
+HUGE = {"model": {"preset": "llama-8b"}, "parallelism": {"planFor": "cpu"}}
+"""For the planner there is no layout that fits."""
 MISTAKES = """
 apiVersion: llmtrain.dev/v1alpha1
 kind: LLMTrainJob
@@ -115,6 +117,13 @@ def test_validate_shows_all_mistakes_with_field_value_allowed_and_fix(
     assert "learningRate" not in output, "6e-5 is a number"
 
 
+def test_validate_says_that_the_planner_finds_no_layout(write: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", write(with_spec(**HUGE))]) == 1
+    said = capsys.readouterr().out
+    assert "spec.parallelism.planFor: no layout fits cpu; allowed: 8.0 GB for all ranks of a worker together;" in said
+    assert " GB a rank, " in said and "; fix: " in said
+
+
 def test_validate_goes_on_after_a_file_that_cannot_be_read(write: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "/nowhere/job.yaml", write(MISTAKES), write(GOOD, "good.yaml")]) == 2
     output = capsys.readouterr()
@@ -189,6 +198,7 @@ def test_a_file_that_is_no_utf_8_has_a_fix(write: Any, capsys: pytest.CaptureFix
         (with_spec(suspend=True), [], "spec.suspend is true"),
         (with_spec(managedBy="kueue.example/controller"), [], "spec.managedBy is 'kueue.example/controller'"),
         (json.dumps({**JOB, "metadata": {"generateName": "a-"}}), [], "metadata.name is missing"),
+        (with_spec(**HUGE), [], "spec.parallelism.planFor: no layout fits cpu; allowed: 8.0 GB for all ranks"),
         (GOOD, ["--volume", "nonsense"], "must be CLAIM=FOLDER"),
         (GOOD, ["--volume", "=x"], "must be CLAIM=FOLDER"),
         (GOOD, ["--volume", "a=/x", "--volume", "a=/y"], "give it once"),
@@ -202,6 +212,7 @@ def test_a_file_that_is_no_utf_8_has_a_fix(write: Any, capsys: pytest.CaptureFix
         "suspended",
         "another manager",
         "no name",
+        "no layout for the planner to choose",
         "volume without claim",
         "volume with an empty claim",
         "volume twice",

@@ -5,13 +5,25 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from llmtrain_api.constants import Action, FailureClass, State
-from llmtrain_api.status import CheckpointStatus, FailureStatus, LLMTrainJobStatus, ProgressStatus, RestartsStatus
+from llmtrain_api.status import (
+    CheckpointStatus,
+    FailureStatus,
+    LLMTrainJobStatus,
+    ProgressStatus,
+    RestartsStatus,
+    Shape,
+)
 from llmtrain_api.sync import Progress, RankError, RankReport
 from llmtrain_operator.core.names import worker_name
 from llmtrain_operator.core.observed import AgentView, Observed, Worker
 from llmtrain_operator.core.times import to_timestamp
 from tests.support.jobs import NOW, make_job
 
+SHAPES = (
+    Shape(world_size=2, replicate=1, shard=2, zero_stage=1, pipeline_schedule="1F1B", recompute="none"),
+    Shape(world_size=2, replicate=0, shard=0, zero_stage=9, recompute="sometimes"),
+    Shape(world_size=4, replicate=1, shard=4, zero_stage=3),
+)
 attempts = st.integers(0, 4)
 moments = st.one_of(
     st.sampled_from([NOW, NOW - 0.1, NOW - 5.0, NOW - 100.0, NOW - 4000.0, NOW + 3.0, NOW + 1e6, 0.0, -1.0]),
@@ -128,6 +140,7 @@ def statuses(draw: st.DrawFn) -> LLMTrainJobStatus:
         attempt_started_at=draw(st.one_of(st.none(), st.just("yesterday"), timestamps)),
         start_time=draw(st.one_of(st.none(), timestamps)),
         completion_time=draw(st.one_of(st.none(), timestamps)),
+        shape=draw(st.sampled_from([None, *SHAPES])),
         progress=draw(st.sampled_from([None, progress])),
         checkpoint=CheckpointStatus(last_good_step=draw(st.integers(-1, 50))),
         restarts=RestartsStatus(since_progress=draw(counters), by_worker_since_progress={"1": 1}),
@@ -139,6 +152,8 @@ def statuses(draw: st.DrawFn) -> LLMTrainJobStatus:
 def observations(draw: st.DrawFn) -> Observed:
     builder = make_job().with_status(draw(statuses()))
     builder.with_spec(suspend=draw(st.integers(0, 6)) == 0)
+    if draw(st.booleans()):
+        builder.with_spec(parallelism={"planFor": "cpu"})
     if draw(st.booleans()):
         builder.with_spec(activeDeadlineSeconds=600, ttlSecondsAfterFinished=0)
     if draw(st.integers(0, 9)) == 0:

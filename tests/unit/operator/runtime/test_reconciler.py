@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -122,6 +123,24 @@ def test_the_status_is_durable_before_anything_is_touched() -> None:
         ]
         assert backend.done == order
         assert hub.uid_of(KEY) == "uid-demo"
+
+    asyncio.run(main())
+
+
+def test_agents_need_not_wait_while_a_layout_is_chosen() -> None:
+    async def main() -> None:
+        manifest = JobBuilder("demo").with_spec(parallelism={"planFor": "cpu"}).build().to_wire()
+        answered = threading.Event()
+
+        def slowly(observed: Observed) -> Plan:
+            assert answered.wait(60), "the event loop stands still"
+            return _everything(observed)
+
+        reconciler, _, _ = _reconciler(Recorder(manifest), slowly)
+        looking = asyncio.create_task(reconciler.reconcile(KEY))
+        await asyncio.sleep(0)
+        answered.set()
+        assert await looking == 9.0
 
     asyncio.run(main())
 
