@@ -261,11 +261,41 @@ class Data(ApiModel):
     tokenizer: Tokenizer = Tokenizer()
 
 
+class MemoryTier(ApiModel):
+    """Checkpoints in the memory of each worker's node (/dev/shm): they outlive every process in the pod, not the pod."""
+
+    every_steps: Positive32 = 10
+    """Optimizer steps between them."""
+    keep: Annotated[int, Field(ge=1, le=100, json_schema_extra={"format": "int32"})] = 1
+    """Kept. While one is written there is one more: the memory of a worker must hold the state of its ranks that often."""
+
+
+class DiskTier(ApiModel):
+    """Checkpoints on a disk of each worker's node."""
+
+    every_steps: Positive32 = 50
+    """Optimizer steps between them."""
+    keep: Annotated[int, Field(ge=1, le=100, json_schema_extra={"format": "int32"})] = 1
+    """Kept. While one is written there is one more."""
+    path: Annotated[str, Field(max_length=1024, pattern=r"^(/[^\s]*)?$")] = ""
+    """A folder in the worker: of a volume that workers.template mounts, for instance a disk of the node, which outlives
+    the pod. Left out: on the pod's own volume, which outlives every process in it."""
+
+
 class Checkpoint(ApiModel):
     """Sharded, asynchronous, committed by a manifest with a checksum per file."""
 
     store: Annotated[str, Field(min_length=1, max_length=1024, pattern=STORE_PATTERN)]
-    """pvc://CLAIM/PATH or file:///PATH. One folder belongs to one job."""
+    """pvc://CLAIM/PATH, file:///PATH or s3://BUCKET/PATH, which all workers share. One folder belongs to one job."""
+    secret_name: Annotated[str, Field(max_length=253, pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$")] = ""
+    """For s3: a Secret in the job's namespace whose keys become environment variables of the workers:
+    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for other servers than AWS, AWS_ENDPOINT_URL. Left out: the identity
+    that the cloud gives to the pod."""
+    memory: MemoryTier | None = None
+    """A faster tier before the store, written more often. A restart goes on from the newest step that every rank can
+    read, wherever it lies."""
+    disk: DiskTier | None = None
+    """A tier between memory and store."""
     every_steps: Positive32 = 100
     """Optimizer steps between checkpoints. The last step is always saved."""
     every_seconds: Positive32 | None = None

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from llmtrain_api.sync import Progress
-from llmtrain_trainer.checkpoint.manager import Committed, Failed
+from llmtrain_trainer.checkpoint.base import METRICS
+from llmtrain_trainer.checkpoint.outcome import Committed, Failed
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.metrics.lines import LineFile
 
-METRICS = "metrics.jsonl"
 BAR_WIDTH = 24
 
 
