@@ -262,12 +262,12 @@ class Data(ApiModel):
 
 
 class MemoryTier(ApiModel):
-    """Checkpoints in the memory of each worker's node (/dev/shm): they outlive every process in the pod, not the pod."""
+    """Checkpoints in the memory of each worker (/dev/shm): they outlive every process in the pod, not the pod."""
 
     every_steps: Positive32 = 10
     """Optimizer steps between them."""
     keep: Annotated[int, Field(ge=1, le=100, json_schema_extra={"format": "int32"})] = 1
-    """Kept. While one is written there is one more: the memory of a worker must hold the state of its ranks that often."""
+    """Kept. While one is written there is one more; each takes as much memory as the state of the worker's ranks."""
 
 
 class DiskTier(ApiModel):

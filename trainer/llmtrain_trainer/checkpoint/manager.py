@@ -110,9 +110,12 @@ class CheckpointManager:
             told = json.loads(self._ranks.hear("resume"))
             manifest = Manifest.model_validate(told["manifest"]) if told["manifest"] else None
             return Resume(manifest, tuple(told["skipped"]))
-        unfinished = [f"{name}: half-written, never committed" for name in self._store.unfinished()]
-        found = self._store.newest_good(above=nearest.step if nearest else -1)
-        self._store.clear_unfinished()
+        try:
+            unfinished = [f"{name}: half-written, never committed" for name in self._store.unfinished()]
+            found = self._store.newest_good(above=nearest.step if nearest else -1)
+            self._store.clear_unfinished()
+        except OSError as error:  # no reason to begin anew: the checkpoints may be good
+            raise CheckpointError(f"{self._config.spec.checkpoint.store} cannot be read: {error}") from error
         resume = Resume(found.manifest, (*found.skipped, *unfinished))
         told = {"manifest": resume.manifest and resume.manifest.to_wire(), "skipped": resume.skipped}
         self._ranks.tell("resume", json.dumps(told))
@@ -167,7 +170,8 @@ class CheckpointManager:
     def save_due(self, position: Position, state: TrainingState) -> None:
         """Copy the state, and write it in the background to each tier in which a checkpoint is due after this step.
 
-        Waits first, for each of those tiers alone, for one that is still being written there. Every rank asks each step.
+        Waits first, for each of those tiers alone, for one that is still being written there. Every rank calls it each
+        step.
 
         Raises:
             RuntimeError: another rank is gone.
@@ -190,7 +194,7 @@ class CheckpointManager:
                 self._shared.start(position, snapshot)
 
     def _due(self, step: int) -> bool:
-        """Tell whether a checkpoint is to be made in the store after this step: alike on every rank, each of which asks each step.
+        """Tell whether one is to be made in the store after this step: alike on every rank, each of which asks each step.
 
         Raises:
             RuntimeError: another rank is gone.

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from llmtrain_api.meta import ApiModel
 from llmtrain_api.presets import ModelDimensions
@@ -54,7 +54,7 @@ class Manifest(ApiModel):
     spec_fingerprint: str
     layout_fingerprint: str = ""
     data_fingerprint: str
-    versions: dict[str, str] = {}
+    versions: dict[str, str] = Field(default_factory=dict)
     """Of llmtrain and torch, that made it."""
     created_at: float
     """Unix seconds."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import aiohttp
 import s3fs
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError, NoCredentialsError
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
@@ -100,6 +100,8 @@ class ObjectStore(Store):
                 content = self._remote.cat_file(self._key(name_of(step), manifests.NAME))
         except FileNotFoundError:
             raise BadCheckpoint("no manifest: it was never committed") from None
+        except FlexibleChecksumError as error:
+            raise BadCheckpoint("the manifest is damaged (checksum of the server)") from error
         manifest = manifests.parse(content)
         manifests.check(manifest, run_id=self._run_id, step=step, problem_of=lambda n, e: self._problem(step, n, e))
         return manifest
@@ -212,6 +214,8 @@ class ObjectStore(Store):
                     size += len(chunk)
         except FileNotFoundError:
             return f"{name} is missing"
+        except FlexibleChecksumError:  # what the server noted when it was put
+            return f"{name} has other content than was written (checksum of the server)"
         return manifests.difference(name, entry, size, digest.hexdigest())
 
     def _fetch(self, manifest: Manifest, name: str, folder: Path) -> None:
@@ -221,7 +225,7 @@ class ObjectStore(Store):
         try:
             with _plain_errors():
                 self._remote.get_file(self._key(name_of(manifest.step), name), str(path))
-        except OSError as error:
+        except (OSError, FlexibleChecksumError) as error:
             raise CheckpointError(f"{self._uri}/{name_of(manifest.step)}/{name} cannot be read: {error}") from error
         if problem := manifests.problem(path, manifest.files[name]):
             raise CheckpointError(f"{self._uri}/{name_of(manifest.step)}: {problem}")
@@ -254,10 +258,10 @@ class _FetchingReader(FileSystemReader):
 
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Let what the libraries raise of their own come as OSError, in one line; missing credentials come as they are."""
+    """Let what the libraries raise come as OSError, in one line; missing credentials and wrong checksums as they are."""
     try:
         yield
-    except NoCredentialsError:
+    except (NoCredentialsError, FlexibleChecksumError):
         raise
     except (BotoCoreError, ClientError, aiohttp.ClientError) as error:
         raise OSError(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}") from error

@@ -1,4 +1,4 @@
-"""How all ranks together write one checkpoint into the store that they share: shards, checksums, one commit by rank 0."""
+"""How all ranks together write a checkpoint into the store that they share: shards, checksums, one commit by rank 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that is a folder, which all workers share: how a checkpoint appears in it and leaves it (base.py: what is in it).
+"""A store that is a folder: how a checkpoint appears in it and leaves it (base.py says what is in it).
 
     step-00000200.attempt-3.tmp/    a checkpoint being written; becomes step-00000200 by a rename
 
