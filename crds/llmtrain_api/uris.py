@@ -11,6 +11,7 @@ from llmtrain_api.constants import VOLUME_ROOT
 _CLAIM = r"pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?(/[^\s]*)?"
 _FILE = r"file:///[^\s/][^\s]*"
 _S3 = r"s3://[a-z0-9][-a-z0-9.]{1,61}[a-z0-9](/[^\s/]+)+/?"
+FOLDER_PATTERN = rf"^({_CLAIM}|{_FILE})$"
 STORE_PATTERN = rf"^({_CLAIM}|{_FILE}|{_S3})$"
 SOURCE_PATTERN = rf"^({_CLAIM}|{_FILE}|builtin://python-stdlib)$"
 

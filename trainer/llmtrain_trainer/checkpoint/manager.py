@@ -71,7 +71,8 @@ class CheckpointManager:
 
     @data_fingerprint.setter
     def data_fingerprint(self, value: str) -> None:
-        for tier in (self._shared_tier, *self._locals):
+        self._shared_tier.data_fingerprint = value
+        for tier in self._locals:
             tier.data_fingerprint = value
 
     def open(self) -> Resume:
@@ -194,7 +195,7 @@ class CheckpointManager:
                 self._shared.start(position, snapshot)
 
     def _due(self, step: int) -> bool:
-        """Tell whether one is to be made in the store after this step: alike on every rank, each of which asks each step.
+        """Tell whether one is due in the store after this step: alike on every rank, each of which asks each step.
 
         Raises:
             RuntimeError: another rank is gone.

@@ -258,7 +258,7 @@ class _FetchingReader(FileSystemReader):
 
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Let what the libraries raise come as OSError, in one line; missing credentials and wrong checksums as they are."""
+    """Let what the libraries raise come as OSError, in one line; no credentials and wrong checksums as they are."""
     try:
         yield
     except (NoCredentialsError, FlexibleChecksumError):

@@ -31,7 +31,7 @@ def store_of(config: RunConfig) -> Store:
                 uri,
                 f"S3 needs a library that is not installed: {error}",
                 allowed="pvc://CLAIM/PATH or file:///PATH, as long as it is not",
-                fix="pip install 'llmtrain[s3]' in the workers' image",
+                fix="install s3fs in the workers' image",
             ) from error
         return ObjectStore(Uri.parse(uri), config)
     root = config.local_path(FIELD, uri)
