@@ -33,6 +33,10 @@ demo: setup ## watch a job survive a killed rank, a deleted pod and a deleted op
 test: setup ## run every suite, or SUITE="unit chart"; ARGS="-k name" goes to pytest
 	@$(BIN)/python hack/test $(SUITE) -- $(ARGS)
 
+.PHONY: gpu-check
+gpu-check: setup ## check on one GPU, in under 5 minutes, what no CPU can; says so where there is none
+	@$(BIN)/python -m hack.gpu_check $(ARGS)
+
 .PHONY: soak
 soak: setup ## run the long tests
 	@$(BIN)/python hack/test soak -- $(ARGS)

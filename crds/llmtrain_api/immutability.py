@@ -49,8 +49,8 @@ _WORDS = {
         "zeroStage",
         "recompute",
     ),
-    "spec.training": ("steps", "globalBatchSize", "microBatchSize", "precision", "seed"),
-    "spec.training.optimizer": ("name", "beta1", "epsilon", "gradientClipNorm"),
+    "spec.training": ("steps", "globalBatchSize", "microBatchSize", "precision", "compile", "seed"),
+    "spec.training.optimizer": ("name", "momentum", "beta1", "epsilon", "gradientClipNorm"),
     "spec.training.lossScale": ("initial", "minimum", "growthSteps", "hysteresis"),
     "spec.training.skipping": ("maxInARow",),
     "spec.training.schedule": ("kind", "warmupSteps", "minLearningRateRatio", "decayFraction"),
@@ -58,6 +58,7 @@ _WORDS = {
 }
 """Fields whose values are shown in the message."""
 _WHOLES = {
+    "spec": {"metrics": "self.metrics == oldSelf.metrics"},
     "spec.workers": {"template": "self.template == oldSelf.template"},
     "spec.model": {"moe": "has(self.moe) == has(oldSelf.moe) && (!has(self.moe) || self.moe == oldSelf.moe)"},
     "spec.checkpoint": {

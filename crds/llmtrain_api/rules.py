@@ -119,6 +119,7 @@ RULES: tuple[Rule, ...] = (
     _stays_in_its_folder("spec.model.initFrom"),
     _stays_in_its_folder("spec.data.sources[].uri"),
     _stays_in_its_folder("spec.data.tokenizer.uri"),
+    _stays_in_its_folder("spec.metrics.tensorboard.uri"),
     _ENVIRONMENT_IS_OURS,
     *IMMUTABLE_RULES,
 )

@@ -74,7 +74,7 @@ _WEIGHTS_WAIT = Rule(
     cel=f"{_UNSPLIT_CEL} || self.parallelism.zeroStage < 3",
     holds=lambda s: not _splits(s) or s.now["parallelism"]["zeroStage"] < 3,
     value=Term("self.parallelism.zeroStage", lambda s: s.now["parallelism"]["zeroStage"]),
-    allowed="1 or 2 with {schedule}, which comes back to a layer's weights after its backward pass: they must stay",
+    allowed="0, 1 or 2 with {schedule}, which comes back to a layer's weights after its backward pass: they must stay",
     fix="set parallelism.zeroStage to 2, or choose another parallelism.pipelineSchedule",
     terms={"schedule": _SCHEDULE},
 )
@@ -88,6 +88,27 @@ _LAYERS_ARE_KEPT_ONCE = Rule(
     allowed="none or full with {schedule}, which walks back through a layer twice: what selective keeps serves once",
     fix="set parallelism.recompute to full, or choose another parallelism.pipelineSchedule",
     terms={"schedule": _SCHEDULE},
+)
+_COMPILED_WHOLE = Rule(
+    at="spec",
+    field="training.compile",
+    reads=(*_READS, "training.compile"),
+    cel=f"{_UNSPLIT_CEL} || !self.training.compile",
+    holds=lambda s: not _splits(s) or not s.now["training"]["compile"],
+    value=Term("self.training.compile", lambda s: s.now["training"]["compile"]),
+    allowed="false with {schedule}, which walks back through a layer in two parts: what is compiled has one",
+    fix="leave it out, or choose another parallelism.pipelineSchedule",
+    terms={"schedule": _SCHEDULE},
+)
+_COMPILED_KEEPS_LITTLE = Rule(
+    at="spec",
+    field="parallelism.recompute",
+    reads=("parallelism.recompute", "training.compile"),
+    cel="!self.training.compile || self.parallelism.recompute != 'selective'",
+    holds=lambda s: not s.now["training"]["compile"] or s.now["parallelism"]["recompute"] != "selective",
+    value=Term("self.parallelism.recompute", lambda s: s.now["parallelism"]["recompute"]),
+    allowed="none or full with training.compile: a compiled layer decides by itself what is cheap to compute again",
+    fix="set parallelism.recompute to none or full, or leave training.compile out",
 )
 _REDUCED_ONCE = Rule(
     at="spec",
@@ -106,5 +127,7 @@ PIPELINE_RULES: tuple[Rule, ...] = (
     _ROUNDS_ARE_WHOLE,
     _WEIGHTS_WAIT,
     _LAYERS_ARE_KEPT_ONCE,
+    _COMPILED_WHOLE,
+    _COMPILED_KEEPS_LITTLE,
     _REDUCED_ONCE,
 )

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from llmtrain_api.constants import MANAGER
 from llmtrain_api.meta import ApiModel, Count32, Positive32
+from llmtrain_api.spec_metrics import Metrics
 from llmtrain_api.spec_model import Model
 from llmtrain_api.uris import FOLDER_PATTERN, SOURCE_PATTERN, STORE_PATTERN
 
@@ -125,19 +126,24 @@ class Parallelism(ApiModel):
     that shard the model and share its context, so it takes no ranks of its own. Only for a mixture of experts."""
     replicate: Positive32 = 1
     """Outer data-parallel axis: copies of the sharded model (HSDP). Divides the number of ranks."""
-    zero_stage: Literal[1, 2, 3] = 3
+    zero_stage: Literal[0, 1, 2, 3] = 3
     """3 shards parameters, gradients and optimizer state; 2 keeps parameters whole from forward to backward; 1 keeps
-    them whole over all micro-batches of a step: most memory, fewest messages."""
+    them whole always, and shards the optimizer state with its fp32 copy: fewest messages, fastest for a model that
+    fits; 0 shards nothing."""
     recompute: Literal["none", "selective", "full"] = "none"
     """What backward computes again instead of keeping it. `selective`: all but the results of matrix products and
     attention; `full`: whole layers. The loss stays the same to the bit."""
 
 
+OptimizerName = Literal["adamw", "lion", "muon"]
+
+
 class DecidedOptimizer(NamedTuple):
     """The optimizer's settings with the rule's own defaults filled in."""
 
-    name: Literal["adamw", "lion"]
+    name: OptimizerName
     learning_rate: float
+    momentum: float
     beta1: float
     beta2: float
     epsilon: float
@@ -147,10 +153,13 @@ class DecidedOptimizer(NamedTuple):
 class Optimizer(ApiModel):
     """The rule by which weights move, with clipping by the true global gradient norm."""
 
-    name: Literal["adamw", "lion"] = "adamw"
-    """`adamw` (Loshchilov and Hutter, 2019), or `lion` (Chen et al., 2023), which needs half of the memory."""
+    name: OptimizerName = "adamw"
+    """`adamw` (Loshchilov and Hutter, 2019); `lion` (Chen et al., 2023), which needs half of the memory, as does `muon`
+    (Jordan et al., 2024): matrices inside layers move by orthogonal updates of AdamW's size, all else by adamw."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] | None = None
     """Peak learning rate, reached after the warm-up. Default: 3e-4; lion: 6e-5."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Decay of the running mean of gradients of matrices that muon moves."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the running mean of gradients."""
     beta2: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -168,6 +177,7 @@ class Optimizer(ApiModel):
         return DecidedOptimizer(
             self.name,
             rate if self.learning_rate is None else self.learning_rate,
+            self.momentum,
             self.beta1,
             beta2 if self.beta2 is None else self.beta2,
             self.epsilon,
@@ -226,6 +236,8 @@ class Training(ApiModel):
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     """Of parameters in compute; master weights, gradients' reduction and optimizer state stay fp32. fp16, for devices
     without bf16, scales its loss."""
+    compile: bool = False
+    """Compile each layer with torch.compile: faster steps, a later first one. Needs a C++ compiler in the image."""
     loss_scale: LossScale = LossScale()
     skipping: Skipping = Skipping()
     optimizer: Optimizer = Optimizer()
@@ -361,6 +373,7 @@ class LLMTrainJobSpec(ApiModel):
     training: Training
     data: Data
     checkpoint: Checkpoint
+    metrics: Metrics = Metrics()
     failure_policy: FailurePolicy = FailurePolicy()
     active_deadline_seconds: Positive32 | None = None
     """The job fails when it has been active (not suspended) this long."""

@@ -15,6 +15,7 @@ from llmtrain_api.explain import describe, did_you_mean, fix_for, letters, short
 from llmtrain_api.rule import Rule, Scope
 from llmtrain_api.rules import RULES
 from llmtrain_api.spec import DISK_PATTERN, IMAGE_PATTERN, RESOURCE_PATTERN, SECRET_PATTERN, LLMTrainJobSpec
+from llmtrain_api.spec_metrics import PROJECT_PATTERN
 from llmtrain_api.structural import PRESERVE, Schema, nodes, with_defaults, without_nulls
 from llmtrain_api.uris import FOLDER_PATTERN, SOURCE_PATTERN, STORE_PATTERN
 
@@ -51,6 +52,7 @@ PATTERN_WORDS = {
     SOURCE_PATTERN: f"{_PATHS}, without spaces, or builtin://python-stdlib; CLAIM: a-z, 0-9, '-' and '.'",
     DISK_PATTERN: "a path from the root, /PATH, without spaces",
     SECRET_PATTERN: "the name of a Secret: a-z, 0-9, '-' and '.'",
+    PROJECT_PATTERN: "without spaces and / \\ # ? % :",
     RESOURCE_PATTERN: "DOMAIN/NAME, for instance nvidia.com/gpu, without spaces",
 }
 """What each pattern of a field means."""

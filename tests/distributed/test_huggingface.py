@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 DIMENSIONS = ModelDimensions(
     dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, vocab_size=260, sequence_length=16
 )  # of the job that conftest.py makes
-EXPERTS = {"moe": {"experts": 4, "topK": 3, "ffnDim": 24}, "ropeTheta": 5e5, "normEpsilon": 1e-6}
+EXPERTS = {"moe": {"experts": 4, "topK": 3, "ffnDim": 32}, "ropeTheta": 5e5, "normEpsilon": 1e-6}
 """Of spec.model; positions and norms are other than usual, too. With topK equal to layers, our balance loss and
 theirs would be the same."""
 MIXTURE = ModelDimensions.model_validate({**DIMENSIONS.to_wire(), **EXPERTS})

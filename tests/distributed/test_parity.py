@@ -31,18 +31,29 @@ def _deep(pipeline: int, schedule: str = "1F1B", **parallelism: Any) -> dict[str
     """Enough layers and micro-batches for two stages per rank, in up to four ranks."""
     wanted = {"pipeline": pipeline, "pipelineSchedule": schedule, **parallelism}
     if schedule in ("ZBV", "DualPipeV"):
-        wanted["zeroStage"] = 2
+        wanted.setdefault("zeroStage", 2)
     return {"model": {"layers": 8}, "training": {"globalBatchSize": 16}, "parallelism": wanted}
 
 
+MUON: dict[str, Any] = {"optimizer": {"name": "muon", "learningRate": 1e-3}}
+_TENSOR_CONTEXT = {"tensor": 2, "context": 2, "replicate": 2}
 BF16_LAYOUTS: list[tuple[int, dict[str, Any]]] = [
     (2, {}),
     (2, {"tensor": 2}),
     (2, {"context": 2, "recompute": "selective"}),
     (4, {"tensor": 2, "context": 2, "recompute": "full"}),
     (4, {"tensor": 2, "pipeline": 2}),
+    (2, {"zeroStage": 0}),
+    (4, {"zeroStage": 1, "replicate": 2}),
+    (2, {"zeroStage": 1, "tensor": 2, "recompute": "selective"}),
+    (4, {"zeroStage": 1, "pipeline": 2, "pipelineSchedule": "Interleaved1F1B"}),
+    (4, {"zeroStage": 0, "pipeline": 2, "pipelineSchedule": "GPipe"}),
 ]
-BF16_EXPERT_LAYOUTS: list[tuple[int, dict[str, Any]]] = [(2, {"expert": 2}), (4, {"expert": 2, "pipeline": 2})]
+BF16_EXPERT_LAYOUTS: list[tuple[int, dict[str, Any]]] = [
+    (2, {"expert": 2}),
+    (4, {"expert": 2, "pipeline": 2}),
+    (4, {"expert": 2, "zeroStage": 1}),
+]
 LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("2 ranks, ZeRO-3, accumulation", 2, {}),
     ("2 ranks, ZeRO-2", 2, {"parallelism": {"zeroStage": 2}}),
@@ -101,7 +112,56 @@ LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("4 ranks, DualPipeV", 4, _deep(4, "DualPipeV")),
     ("4 ranks, DualPipeV x tensor 2, recompute full", 4, _deep(2, "DualPipeV", tensor=2, recompute="full")),
     ("8 ranks, ZBV x replicate 2 x context 2", 8, _deep(2, "ZBV", replicate=2, context=2)),
+    ("3 ranks, muon, uneven shards", 3, {"training": {**MUON, "globalBatchSize": 12}}),
+    ("2 ranks, muon, ZeRO-1", 2, {"training": MUON, "parallelism": {"zeroStage": 1}}),
+    ("2 ranks, muon, nothing sharded", 2, {"training": MUON, "parallelism": {"zeroStage": 0}}),
+    ("8 ranks, muon, tensor 2, context 2, replicate 2", 8, {"training": MUON, "parallelism": _TENSOR_CONTEXT}),
+    ("4 ranks, muon, pipeline 2", 4, {"training": MUON, "parallelism": {"pipeline": 2}}),
+    ("8 ranks, muon, expert 2, tensor 2", 8, {**_experts(expert=2, tensor=2), "training": MUON}),
+    ("1 rank, ZeRO-1", 1, {"parallelism": {"zeroStage": 1}}),
+    ("2 ranks, nothing sharded", 2, {"parallelism": {"zeroStage": 0}}),
+    ("3 ranks, ZeRO-1, uneven", 3, {"parallelism": {"zeroStage": 1}, "training": {"globalBatchSize": 12}}),
+    ("3 ranks, nothing sharded", 3, {"parallelism": {"zeroStage": 0}, "training": {"globalBatchSize": 12}}),
+    (
+        "2 ranks, ZeRO-1, reduced after 3 and 4 of 4",
+        2,
+        {"parallelism": {"zeroStage": 1}, "training": {"syncEveryMicroBatches": 3}},
+    ),
+    (
+        "2 ranks, nothing sharded, reduced each time",
+        2,
+        {"parallelism": {"zeroStage": 0}, "training": {"syncEveryMicroBatches": 1}},
+    ),
+    (
+        "4 ranks, ZeRO-1, replicate 2, reduced after 3 and 4 of 4",
+        4,
+        {
+            "parallelism": {"zeroStage": 1, "replicate": 2},
+            "training": {"syncEveryMicroBatches": 3, "globalBatchSize": 16},
+        },
+    ),
+    ("4 ranks, ZeRO-1, tensor 2", 4, {"parallelism": {"zeroStage": 1, "tensor": 2}}),
+    ("4 ranks, nothing sharded, tensor 2", 4, {"parallelism": {"zeroStage": 0, "tensor": 2}}),
+    ("2 ranks, ZeRO-1, context 2", 2, {"parallelism": {"zeroStage": 1, "context": 2}}),
+    (
+        "8 ranks, nothing sharded, replicate 2, context 2",
+        8,
+        {"parallelism": {"zeroStage": 0, "replicate": 2, "context": 2}},
+    ),
+    ("4 ranks, nothing sharded, pipeline 2", 4, {"parallelism": {"zeroStage": 0, "pipeline": 2}}),
+    ("4 ranks, ZeRO-1, ZBV", 4, _deep(2, "ZBV", zeroStage=1)),
+    ("4 ranks, nothing sharded, ZBV", 4, _deep(2, "ZBV", zeroStage=0)),
+    ("4 ranks, ZeRO-1, DualPipeV, recompute full", 4, _deep(2, "DualPipeV", zeroStage=1, recompute="full")),
+    ("4 ranks, ZeRO-1, interleaved", 4, _deep(2, "Interleaved1F1B", zeroStage=1)),
+    (
+        "2 ranks, ZeRO-1, two buckets",
+        2,
+        {"model": {"dim": 512, "vocabSize": 8192}, "parallelism": {"zeroStage": 1}, "training": {"microBatchSize": 4}},
+    ),
     ("2 ranks, experts, sharded", 2, _experts()),
+    ("4 ranks, expert 2, ZeRO-1", 4, _experts(expert=2, zeroStage=1)),
+    ("4 ranks, expert 2, nothing sharded, replicate 2", 4, _experts(expert=2, zeroStage=0, replicate=2)),
+    ("4 ranks, expert 2 x pipeline 2, ZeRO-1", 4, _experts(expert=2, pipeline=2, zeroStage=1)),
     ("2 ranks, expert 2, accumulation", 2, _experts(expert=2)),
     ("4 ranks, expert 2 x shard 2, recompute full", 4, _experts(expert=2, recompute="full")),
     ("4 ranks, expert 4, recompute selective", 4, _experts(expert=4, recompute="selective")),
@@ -147,8 +207,9 @@ def test_every_layout_gives_the_losses_of_one_process(new_job: Callable[..., Job
 
 @pytest.mark.timeout(600)
 def test_bf16_is_close_to_fp32_in_every_layout(new_job: Callable[..., Job]) -> None:
-    exact = _numbers(new_job("exact"), 1, {})
-    bf16 = {"training": {"precision": "bf16"}}
+    four_layers = {"model": {"layers": 4}}  # two stages for each of two ranks
+    exact = _numbers(new_job("exact"), 1, four_layers)
+    bf16 = {"training": {"precision": "bf16"}, **four_layers}
     alone = _numbers(new_job("alone"), 1, bf16)
     assert [n[0] for n in alone] != [n[0] for n in exact]
     for (loss, *_), (loss_bf16, *_) in zip(exact, alone, strict=True):

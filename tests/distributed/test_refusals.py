@@ -65,7 +65,7 @@ CASES: list[tuple[str, Changes, str, str]] = [
     ("less than a sequence", _too_short, "data.sources[0].uri", "hold 11 tokens"),
     ("not UTF-8", _not_text, "data.sources[0].uri", "noise.txt cannot be read"),
     ("JSON lines without text", _no_text_field, "data.sources[0].uri", "rows.jsonl line 2"),
-    ("vocabulary too small", lambda f: {"model": {"vocabSize": 256}}, "model.vocabSize", "257 different tokens"),
+    ("vocabulary too small", lambda f: {"model": {"vocabSize": 256}}, "model.vocabSize", "257 or more"),
     ("no tokenizer", _no_tokenizer, "data.tokenizer.uri", "is no tokenizer"),
     ("tensor on one rank", lambda f: {"parallelism": {"tensor": 2}}, "parallelism.tensor", "a divisor of 1"),
     ("kvHeads do not divide", lambda f: {"model": {"kvHeads": 3}}, "model.kvHeads", "a divisor of model.heads (4)"),
@@ -77,6 +77,12 @@ CASES: list[tuple[str, Changes, str, str]] = [
         lambda f: {"checkpoint": {"store": "file:///proc/llmtrain"}},
         "checkpoint.store",
         "cannot",
+    ),
+    (
+        "a rule of the resource alone",
+        lambda f: {"training": {"schedule": {"warmupSteps": 9}}},
+        "training.schedule.warmupSteps",
+        "9",
     ),
     ("a misspelt field", lambda f: {"training": {"stepps": 3}}, "stepps", "Extra inputs are not permitted"),
 ]

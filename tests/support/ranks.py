@@ -72,6 +72,13 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _shorter_warmup(spec: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return `spec` with a warm-up that leaves a step of a short job, as a rule of the resource wants."""
+    steps = merged(spec, changes)["training"]["steps"]
+    warmup = spec["training"].get("schedule", {}).get("warmupSteps", 0)
+    return merged(spec, {"training": {"schedule": {"warmupSteps": min(warmup, steps - 1)}}})
+
+
 @dataclass
 class Job:
     """A training run in a folder of its own; each launch is the next attempt."""
@@ -95,10 +102,12 @@ class Job:
         from the rank to fields of its RankLaunch).
         """
         self.attempt += 1
-        spec = merged({"checkpoint": {"store": f"file://{self.store}"}}, self.spec)
-        spec = merged(spec, options.get("changes", {}))
+        nodes = options.get("nodes", 1)
+        per_node = world_size // nodes
+        sizes = {"workers": {"replicas": nodes, "ranksPerWorker": per_node}}
+        spec = merged({"checkpoint": {"store": f"file://{self.store}"}, **sizes}, self.spec)
+        spec = merged(_shorter_warmup(spec, options.get("changes", {})), options.get("changes", {}))
         port = free_port()
-        per_node = world_size // options.get("nodes", 1)
         ranks = []
         for rank in range(world_size):
             launch = {

@@ -6,14 +6,16 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from llmtrain_api.constants import VOLUME_ROOT, Env
+from llmtrain_api.constants import API_VERSION, KIND, VOLUME_ROOT, Env
 from llmtrain_api.launch import RankLaunch
 from llmtrain_api.presets import ModelDimensions
 from llmtrain_api.spec import LLMTrainJobSpec
 from llmtrain_api.uris import Uri
+from llmtrain_api.validation import complete, rule_problems
 from llmtrain_trainer.errors import UserError
 from llmtrain_trainer.parallel.mesh import ParallelShape
 
@@ -37,7 +39,7 @@ class RunConfig:
 
         Raises:
             pydantic.ValidationError: the spec does not parse.
-            UserError: the model's dimensions, the layout, the batch or the device are impossible.
+            UserError: the model's dimensions, the layout, the batch or the device are impossible, or a rule is broken.
         """
         spec = LLMTrainJobSpec.model_validate(launch.spec)
         config = cls(
@@ -49,6 +51,7 @@ class RunConfig:
         )
         config.shape.check(config.dimensions)
         config.micro_batches_per_step  # noqa: B018  checks the batch's divisibility before anything is started
+        _check_rules(launch.spec)
         return config
 
     @cached_property
@@ -116,6 +119,14 @@ class RunConfig:
                     fix=f"create the claim {parsed.claim!r}, or correct its name",
                 )
         return path
+
+
+def _check_rules(spec: dict[str, Any]) -> None:
+    """Refuse what the resource's own rules refuse: nobody has to have asked them, or an older CRD let it pass."""
+    manifest = complete({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "job"}, "spec": spec})
+    for problem in rule_problems(manifest):
+        field = problem.path.removeprefix("spec.")
+        raise UserError(field, problem.value, problem.message, allowed=problem.allowed, fix=problem.fix)
 
 
 def _checked_dimensions(spec: LLMTrainJobSpec) -> ModelDimensions:

@@ -28,7 +28,7 @@ from llmtrain_api.meta import ApiModel
 from llmtrain_api.spec import LLMTrainJobSpec
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.errors import UserError
-from llmtrain_trainer.optim.sharded import MOMENTS
+from llmtrain_trainer.optim.sharded import MOMENTS, rule_of
 from llmtrain_trainer.parallel.build import RankModel
 
 
@@ -42,6 +42,7 @@ class RankHolding(ApiModel):
     share: float
     """The same, each divided by the number of ranks that hold it too: summed over all ranks it is the whole model."""
     parameter_bytes: int
+    """Of them in fp32. Stages 0 and 1 of ZeRO compute with a whole copy in training.precision, which is not counted."""
     gradient_bytes: int
     optimizer_bytes: int
 
@@ -86,14 +87,15 @@ def _holding(config: RunConfig) -> RankHolding:
     launch = config.launch
     dist.init_process_group("fake", rank=launch.global_rank, world_size=launch.world_size, store=FakeStore())
     model = RankModel(config)
-    moments = len(MOMENTS[config.spec.training.optimizer.name])
-    elements, share, size = 0, 0.0, 0
-    for name, parameter in model.parameters.items():
+    elements, share, size, remembered = 0, 0.0, 0, 0
+    for name, shard in model.shards.items():
         piece = model.pieces[name]
         own = math.prod(piece.sizes)
         elements += own
         share += own / piece.copies
-        size += own * parameter.element_size()
+        size += own * shard.element_size()
+        rule = rule_of(config.spec.training.optimizer.name, name, piece)
+        remembered += own * shard.element_size() * len(MOMENTS[rule])
     return RankHolding(
         rank=config.launch.global_rank,
         stages=sorted(model.stages),
@@ -101,7 +103,7 @@ def _holding(config: RunConfig) -> RankHolding:
         share=share,
         parameter_bytes=size,
         gradient_bytes=size,  # a reduced gradient has its parameter's type
-        optimizer_bytes=moments * size,
+        optimizer_bytes=remembered,
     )
 
 

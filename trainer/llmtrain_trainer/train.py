@@ -14,18 +14,23 @@ import torch.distributed as dist
 from llmtrain_api.constants import ExitCode
 from llmtrain_trainer.checkpoint.huggingface.load import open_first_weights
 from llmtrain_trainer.checkpoint.manager import CheckpointManager
+from llmtrain_trainer.checkpoint.manifest import Manifest
 from llmtrain_trainer.checkpoint.outcome import Position
 from llmtrain_trainer.checkpoint.state import TrainingState, check_model
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.data.loader import BatchPlan, open_data
 from llmtrain_trainer.distributed import Ranks
 from llmtrain_trainer.errors import NumericsError
-from llmtrain_trainer.metrics.report import Reporter, StepRecord, memory_bytes
+from llmtrain_trainer.metrics.record import StepRecord
+from llmtrain_trainer.metrics.report import Reporter
+from llmtrain_trainer.metrics.speed import utilization
 from llmtrain_trainer.metrics.timer import StepTimer
 from llmtrain_trainer.optim.guard import StepGuard
 from llmtrain_trainer.optim.schedule import learning_rate
 from llmtrain_trainer.optim.sharded import ShardedOptimizer
+from llmtrain_trainer.parallel.apply import COMPUTE_TYPE
 from llmtrain_trainer.parallel.build import RankModel
+from llmtrain_trainer.parallel.compile import prepare_compiler
 from llmtrain_trainer.parallel.pieces import squared_norm
 from llmtrain_trainer.stopping import StopRequest
 
@@ -93,10 +98,12 @@ class Trainer:
             return ExitCode.SUCCESS
         self.stop.listen()
         stopped = False
+        self.timer.start()
         while position.step < self.training.steps and not stopped:
             position, stopped = self._step(position)
             if not stopped:
                 self.checkpoints.save_due(position, self.state)
+            self.timer.mark("checkpoint")
         self._save_last(position)
         code = ExitCode.PREEMPTED if position.step < self.training.steps else ExitCode.SUCCESS
         if code == ExitCode.SUCCESS:
@@ -118,35 +125,40 @@ class Trainer:
             return Position(manifest.step, manifest.samples, manifest.loss)
         with self.phases.phase("model"):
             torch.manual_seed(self.training.seed + self.config.launch.global_rank)
+            if self.training.compile:
+                prepare_compiler(self.config.device, self.config.work_dir)
             self.model = RankModel(self.config)
             options = self.training.optimizer.decided()
-            self.optimizer = ShardedOptimizer(self.model.parameters, self.model.pieces, options)
+            model, dtype = self.model, COMPUTE_TYPE[self.training.precision]
+            self.optimizer = ShardedOptimizer(model.shards, model.pieces, options, model.copy_group, dtype)
             self.state = TrainingState(self.optimizer, {**self.model.routing.tensors(), **self.guard.tensors()})
         with self.phases.phase("checkpoint_load" if manifest else "initialise"):
-            if manifest is None:
-                self._initialise()
-                return Position()
-            position = self.checkpoints.restore(manifest, self.state)
-            self.optimizer.set_steps_done(position.step - self.guard.skipped)
-        self.reporter.event("resumed", step=position.step, skipped=list(self.resume.skipped))
+            position = self._restore(manifest) if manifest else self._initialise()
+            self.model.shards_have_changed()
+        if manifest is not None:
+            self.reporter.event("resumed", step=position.step, skipped=list(self.resume.skipped))
         return position
 
-    def _initialise(self) -> None:
+    def _restore(self, manifest: Manifest) -> Position:
+        position = self.checkpoints.restore(manifest, self.state)
+        self.optimizer.set_steps_done(position.step - self.guard.skipped)
+        return position
+
+    def _initialise(self) -> Position:
         if self.first_weights is None:
             self.model.initialise()
-            return
+            return Position()
         self.first_weights.fill(self.optimizer.shards, self.optimizer.pieces)
         self.first_weights = None  # lets go of the files
         self.reporter.event("initialised", source=self.config.spec.model.init_from)
+        return Position()
 
     def _step(self, position: Position) -> tuple[Position, bool]:
         """Make one optimizer step. Returns where training stands after it, and whether to stop."""
         step = position.step + 1
-        self.timer.start()
         batches = self.data.loader.step(position.samples, self.plan, self.data_rank)
         loss = self.model.forward_backward(batches, self.timer, self.guard.scaler.scale)
-        gradients = self.optimizer.gradients()
-        self.model.finish_gradients(gradients)
+        gradients = self.model.gradients()
         agreed = self._agree(loss, gradients)
         self.timer.mark("sync_wait")
         rate = learning_rate(step, self.training)
@@ -155,6 +167,7 @@ class Trainer:
         loss_now = agreed.loss if math.isfinite(agreed.loss) else position.loss
         after = Position(step, position.samples + self.training.global_batch_size, loss_now)
         self._report(after, agreed, rate, skipped)
+        self.timer.mark("report")
         return after, agreed.stop
 
     def _update(self, step: int, agreed: Agreement, gradients: dict[str, torch.Tensor], rate: float) -> str:
@@ -166,13 +179,14 @@ class Trainer:
             self.checkpoints.wait()  # what is on its way is what the restart will need
             raise
         if reason:
-            self.optimizer.forget()
+            self.model.forget_gradients()
             return reason
         clip = self.training.optimizer.gradient_clip_norm
         factor = min(1.0, clip / (agreed.grad_norm + 1e-6)) if agreed.grad_norm > clip else 1.0
         if factor / scale != 1.0:
             torch._foreach_mul_(list(gradients.values()), factor / scale)
-        self.optimizer.step(rate)
+        self.optimizer.step(gradients, rate)
+        self.model.shards_have_changed()
         self.expert_load = self.model.routing.balance(agreed.choices)
         return ""
 
@@ -193,6 +207,7 @@ class Trainer:
 
     def _report(self, after: Position, agreed: Agreement, rate: float, skipped: str) -> None:
         seconds, split = self.timer.finish()
+        speed, memory = self.config.tokens_per_step / seconds, self.reporter.memory.read()
         record = StepRecord(
             run_id=self.config.launch.run_id,
             attempt=self.config.launch.attempt,
@@ -204,10 +219,12 @@ class Trainer:
             skipped_steps=self.guard.skipped,
             loss_scale=self.guard.scaler.scale,
             tokens=after.samples * self.config.dimensions.sequence_length,
-            tokens_per_second=self.config.tokens_per_step / seconds,
+            tokens_per_second=speed,
+            mfu=utilization(self.config, speed),
             step_seconds=seconds,
             split=split,
-            memory_bytes=memory_bytes(self.config.device),
+            memory_bytes=memory["peak"],
+            memory=memory,
             expert_load=self.expert_load,
             time=time.time(),
         )

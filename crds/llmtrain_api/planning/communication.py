@@ -1,18 +1,19 @@
 """Bytes that a rank sends in a step, by axis, and the time they take.
 
-What is counted is what the trainer's collectives carry: FSDP's gathers in the type of compute and its sums in fp32 (how
-many depends on zeroStage: trainer, parallel/apply.py), tensor parallel with sequence parallel (Korthikanti et al. 2022,
-section 4.2: two gathers and two scatters a layer and direction), gathered keys and values (Dubey et al. 2024,
-arXiv:2407.21783, section 3.3.2), two exchanges of rows a layer and direction between experts (Lepikhin et al. 2020,
-GShard), the residual stream between stages, and the sum of gradient shards over replicas (HSDP). A ring sends
-(n - 1) / n of the whole from each rank (Thakur et al. 2005).
+What is counted is what the trainer's collectives carry: gathers of parameters in the type of compute and sums of
+gradients in fp32 (how many depends on zeroStage: trainer, parallel/{flat,fsdp}.py), tensor parallel with sequence
+parallel (Korthikanti et al. 2022, section 4.2: two gathers and two scatters a layer and direction), gathered keys and
+values (Dubey et al. 2024, arXiv:2407.21783, section 3.3.2), two exchanges of rows a layer and direction between experts
+(Lepikhin et al. 2020, GShard), the residual stream between stages, and the sum of gradient shards over replicas (HSDP).
+A ring sends (n - 1) / n of the whole from each rank (Thakur et al. 2005).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from llmtrain_api.planning.layout import FP32, Layout, Stage
+from llmtrain_api.planning.layout import BUCKET_BYTES, FP32, Layout, Stage
 from llmtrain_api.planning.machine import Machine
 from llmtrain_api.planning.memory import Elements, Weights
 
@@ -83,16 +84,28 @@ class Links:
         return Load(size, size / (rate * self._machine.share(ranks)) + self._machine.latency)
 
     def gather(self, stages: list[Stage]) -> Load:
-        """Return the load of gathering all parameters of some stages once."""
+        """Return the load of gathering all parameters of some stages once; where nothing is sharded there is none."""
+        if self._layout.axes.zero_stage == 0:
+            return NOTHING
         return self._over_shards(stages, self._layout.work.compute_bytes)
 
     def reduce(self, stages: list[Stage]) -> Load:
-        """Return the load of reducing all their gradients once: over shards."""
-        return self._over_shards(stages, FP32)
+        """Return the load of reducing all their gradients once: to shards, or to the whole, which is two moves."""
+        return self._over_shards(stages, FP32).times(1 if self._layout.axes.zero_stage else 2)
 
     def sum_replicas(self, stages: list[Stage]) -> Load:
         """Return the load of summing the shards of their gradients over replicas once; an all-reduce is two moves."""
         return self._collective("replicate", FP32 * self.own(stages)).times(2)
+
+    def put_together(self, stages: list[Stage]) -> Load:
+        """Return the load of bringing cut matrices of layers to their owners once, and what is made of them back."""
+        if self._layout.copy_ranks == 1:
+            return NOTHING
+        ranks, size = self._layout.copy_ranks, self._layout.work.compute_bytes
+        whole = sum((self._weights.layers(stage) for stage in stages), Elements(0.0, 0.0))
+        sent = size * whole.total / self._layout.sharing  # in one part per rank of tensor parallel already
+        seconds = self._machine.exchange_seconds(sent, ranks, 1, self._layout.work.ranks_per_worker)
+        return Load(sent * (ranks - 1) / ranks, seconds).times(2)
 
     def own(self, stages: list[Stage]) -> float:
         """Return the parameters of some stages that lie on this rank, sharded."""
@@ -102,6 +115,8 @@ class Links:
     def _over_shards(self, stages: list[Stage], size: int) -> Load:
         whole = self._whole(stages)
         messages = sum(stage.layers + stage.first + stage.last for stage in stages)
+        if self._layout.flat:
+            messages = math.ceil(FP32 * whole.total / BUCKET_BYTES)
         rest = self._collective("shard", size * whole.rest, messages)
         return rest + self._collective("experts' shard", size * whole.experts, messages)
 

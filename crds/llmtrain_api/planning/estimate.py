@@ -16,6 +16,7 @@ from llmtrain_api.planning.communication import NOTHING, Links, Load
 from llmtrain_api.planning.layout import Layout, Stage, Workload, stages_by_rank
 from llmtrain_api.planning.machine import Machine
 from llmtrain_api.planning.memory import Activations, Memory, needed
+from llmtrain_api.planning.muon import muon_flops
 from llmtrain_api.planning.schedule import StageTimes, idle_seconds
 from llmtrain_api.presets import ModelDimensions
 from llmtrain_api.spec import SPLIT_BACKWARD, Parallelism, PipelineSchedule
@@ -181,15 +182,20 @@ class _Estimator:
     def _gathers(self) -> tuple[int, int]:
         """Return how often a step gathers all parameters, beside forward and beside backward passes."""
         count = self.layout.micro_batches
+        if self.layout.flat:
+            return (1, 0)
         if self.axes.pipeline > 1:  # nothing is freed between backward passes: see memory.py
             return (count, 1) if self.axes.zero_stage == 3 else (1, 0)
-        return {1: (1, 0), 2: (count, 0), 3: (count, count)}[self.axes.zero_stage]
+        return (count, count if self.axes.zero_stage == 3 else 0)
 
     def _data_wait(self, stages: list[Stage], work: _Work) -> float:
-        """Return the seconds of FSDP's collectives that no computation hides."""
+        """Return the seconds of collectives over data ranks that no computation hides."""
         gather = self.links.gather(stages).seconds
-        reduce = self.links.reduce(stages).seconds + self.links.sum_replicas(stages).seconds
+        reduce, replicas = self.links.reduce(stages).seconds, self.links.sum_replicas(stages).seconds
         forward, backward = (work.forward, work.inputs + work.weights) if self.machine.overlaps else (0.0, 0.0)
+        if self.layout.flat:  # parameters are gathered, and copies of shards summed, between backward and forward
+            return gather + replicas + self.layout.reductions * max(0.0, reduce - backward)
+        reduce += replicas
         in_forward, in_backward = self._gathers()
         first = gather / max(1, sum(stage.layers for stage in stages)) if self.machine.overlaps else 0.0
         exposed = in_forward * max(0.0, gather - forward) + in_backward * max(0.0, gather - backward)
@@ -200,7 +206,13 @@ class _Estimator:
         return 2 * self.machine.latency * math.ceil(math.log2(self.layout.work.ranks))
 
     def _optimizer(self, stages: list[Stage]) -> float:
-        return OPTIMIZER_TRAFFIC[self.layout.work.moments] * self.links.own(stages) / self.bandwidth
+        traffic = OPTIMIZER_TRAFFIC[self.layout.work.moments] * self.links.own(stages) / self.bandwidth
+        if self.layout.work.optimizer != "muon":
+            return traffic
+        return traffic + muon_flops(self.layout, stages) / self.rate + self.links.put_together(stages).seconds
+
+    def _put_together(self, stages: list[Stage]) -> Load:
+        return self.links.put_together(stages) if self.layout.work.optimizer == "muon" else NOTHING
 
     def _sent(self, stages: list[Stage]) -> dict[str, float]:
         count, passing = self.layout.micro_batches, self._passing(len(stages))
@@ -213,13 +225,13 @@ class _Estimator:
             experts += self.links.experts(stage).times(1 + again)
         gathers = self.links.gather(stages).times(sum(self._gathers()))
         reductions = self.links.reduce(stages).times(self.layout.reductions)
-        replicas = self.links.sum_replicas(stages).times(self.layout.reductions)
+        replicas = self.links.sum_replicas(stages).times(1 if self.layout.flat else self.layout.reductions)
         loads = {
             "tensor": tensor.times(count),
             "context": context.times(count),
             "expert": experts.times(count),
             "pipeline": passing,
-            "shard": gathers + reductions,
+            "shard": gathers + reductions + self._put_together(stages),
             "replicate": replicas,
         }
         return {axis: load.size for axis, load in loads.items() if load.size}

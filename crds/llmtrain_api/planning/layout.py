@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from llmtrain_api.presets import ModelDimensions
-from llmtrain_api.spec import STAGES_PER_RANK, LLMTrainJobSpec, Parallelism
+from llmtrain_api.spec import STAGES_PER_RANK, LLMTrainJobSpec, OptimizerName, Parallelism
 from llmtrain_api.stages import layers_of_stages, stages_of_rank
 
 FP32 = 4
-COMPUTE_BYTES = {"fp32": 4, "bf16": 2}
-MOMENTS = {"adamw": 2, "lion": 1}
-"""fp32 numbers that the optimizer remembers of each parameter."""
+COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+BUCKET_BYTES = 25 << 20
+"""Of fp32 gradients that travel together where parameters lie whole (trainer: parallel/bucket.py)."""
+MOMENTS: dict[OptimizerName, int] = {"adamw": 2, "lion": 1, "muon": 1}
+"""fp32 numbers that the optimizer remembers of each parameter of a layer."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Workload:
     micro_batch: int
     compute_bytes: int
     """Of a number in compute; parameters, gradients and moments at rest are fp32."""
-    moments: int
+    optimizer: OptimizerName
     sync_every: int | None
     on_cpu: bool
 
@@ -40,10 +42,19 @@ class Workload:
             global_batch=training.global_batch_size,
             micro_batch=training.micro_batch_size,
             compute_bytes=COMPUTE_BYTES[training.precision],
-            moments=MOMENTS[training.optimizer.name],
+            optimizer=training.optimizer.name,
             sync_every=training.sync_every_micro_batches,
             on_cpu=spec.workers.device == "cpu",
         )
+
+    @property
+    def moments(self) -> int:
+        return MOMENTS[self.optimizer]
+
+    @property
+    def end_moments(self) -> int:
+        """The same of embedding and output, which muon leaves to adamw."""
+        return MOMENTS["adamw" if self.optimizer == "muon" else self.optimizer]
 
     @property
     def tokens_per_step(self) -> int:
@@ -63,14 +74,34 @@ class Layout:
         return self.work.ranks // (self.axes.tensor * self.axes.context * self.axes.pipeline)
 
     @cached_property
-    def shards(self) -> int:
-        """Ranks over which FSDP shards a parameter."""
+    def sharing(self) -> int:
+        """Data and context ranks that have the same parameters, in one replica."""
         return self.readers // self.axes.replicate * self.axes.context
 
     @cached_property
+    def expert_sharing(self) -> int:
+        """The same of an expert, once expert parallelism has taken its part."""
+        return self.sharing // self.axes.expert
+
+    @cached_property
+    def shards(self) -> int:
+        """Ranks over which the fp32 parameters and what the optimizer remembers of them are sharded."""
+        return self.sharing if self.axes.zero_stage else 1
+
+    @cached_property
     def expert_shards(self) -> int:
-        """Ranks over which FSDP shards an expert, once expert parallelism has taken its part."""
-        return self.shards // self.axes.expert
+        """The same of an expert."""
+        return self.expert_sharing if self.axes.zero_stage else 1
+
+    @cached_property
+    def copy_ranks(self) -> int:
+        """Ranks over which matrices of layers are cut."""
+        return self.shards * self.axes.tensor
+
+    @cached_property
+    def flat(self) -> bool:
+        """Tell whether parameters lie whole on every data rank, and FSDP2 has no part in it."""
+        return self.axes.zero_stage <= 1
 
     @cached_property
     def micro_batches(self) -> int:
@@ -99,14 +130,14 @@ class Layout:
         The order is the mesh's: tensor innermost, then context, data, replicate, pipeline (trainer: parallel/mesh.py).
         """
         tensor, context = self.axes.tensor, self.axes.context
-        shard = self.shards // context
+        shard = self.sharing // context
         replicate, pipeline = self.axes.replicate, self.axes.pipeline
         return {
             "tensor": (tensor, 1),
             "context": (context, tensor),
             "expert": (self.axes.expert, tensor),
             "shard": (shard * context, tensor),
-            "experts' shard": (self.expert_shards, tensor * self.axes.expert),
+            "experts' shard": (self.expert_sharing, tensor * self.axes.expert),
             "replicate": (replicate, tensor * context * shard),
             "pipeline": (pipeline, tensor * context * shard * replicate),
         }

@@ -1,10 +1,11 @@
 """Machines by name: what a rank's device can do, and how fast ranks reach each other.
 
 Peaks are dense bf16 without sparsity, from the makers' data sheets: A100 80GB SXM (NVIDIA A100 datasheet, 2021), H100
-SXM5 (H100 datasheet, 2023), H200 SXM (H200 datasheet, 2024), B200 in HGX B200 / DGX B200 (DGX B200 datasheet, 2024).
-NVLink is given there for both directions; here is one. Nodes are the DGX ones: 8 GPUs, and for each its own network
-port of 200 Gbit/s (A100) or 400 Gbit/s. Of each link 80 % is counted on, which is what nccl-tests reaches with large
-messages. Memory is what the device has, less 6 % that the context, NCCL's buffers and fragmentation take.
+SXM5 (H100 datasheet, 2023), H200 SXM (H200 datasheet, 2024), B200 in HGX B200 / DGX B200 (DGX B200 datasheet, 2024);
+others that a job may meet have only their peak here, from the data sheets of the same maker. NVLink is given there for
+both directions; here is one. Nodes are the DGX ones: 8 GPUs, and for each its own network port of 200 Gbit/s (A100) or
+400 Gbit/s. Of each link 80 % is counted on, which is what nccl-tests reaches with large messages. Memory is what the
+device has, less 6 % that the context, NCCL's buffers and fragmentation take.
 
 `efficiency` is the part of the peak that matrix products of a training step reach by themselves, without waiting: 0.5,
 and 0.6 on A100, whose peak is easier to feed. It is chosen so that an eager step comes out as published: torchtitan's
@@ -19,6 +20,21 @@ from dataclasses import dataclass
 from typing import Final
 
 GIGA = 1e9
+BF16_TERAFLOPS: Final[dict[str, float]] = {
+    "A100": 312,
+    "A30": 165,
+    "L4": 121,
+    "L40S": 362,
+    "H100": 989,
+    "H100 PCIe": 756,
+    "H100 NVL": 835,
+    "H200": 989,
+    "H200 NVL": 835,
+    "GH200": 989,
+    "B200": 2250,
+    "GB200": 2500,
+}
+"""Peaks by a part of the name that the driver gives a device; fp16 has the same."""
 USABLE_LINK = 0.8
 USABLE_MEMORY = 0.94
 
@@ -93,12 +109,22 @@ class Machine:
         return moved / (rate * self.share(ranks_per_worker)) + self.latency * math.ceil(math.log2(degree))
 
 
-def _gpu(name: str, flops: float, memory: float, bandwidth: float, links: tuple[float, float, float]) -> Machine:
-    """Return a node of 8 GPUs: teraflops (bf16), gigabytes, gigabytes/s of memory, and of NVLink and network."""
+def peak_flops(device_name: str) -> float | None:
+    """Return a device's dense bf16 peak in FLOP/s by its driver's name, as `NVIDIA H100 80GB HBM3`.
+
+    None where it is unknown: of another device, and of a part of one (MIG).
+    """
+    words = set(device_name.replace("-", " ").split())
+    known = [name for name in BF16_TERAFLOPS if set(name.split()) <= words and "MIG" not in words]
+    return BF16_TERAFLOPS[max(known, key=len)] * 1e12 if known else None
+
+
+def _gpu(name: str, memory: float, bandwidth: float, links: tuple[float, float, float]) -> Machine:
+    """Return a node of 8 GPUs: gigabytes, gigabytes/s of memory, fp32 teraflops, gigabytes/s of NVLink and network."""
     fp32_teraflops, nvlink, network = links
     return Machine(
         name=name,
-        flops=flops * 1e12,
+        flops=BF16_TERAFLOPS[name.upper()] * 1e12,
         fp32_flops=fp32_teraflops * 1e12,
         efficiency=0.6 if name == "a100" else 0.5,
         memory_bytes=memory * GIGA * USABLE_MEMORY,
@@ -128,10 +154,10 @@ CPU: Final = Machine(
 MACHINES: Final[dict[str, Machine]] = {
     machine.name: machine
     for machine in (
-        _gpu("a100", 312, 85.5, 2039, (19.5, 300, 25)),
-        _gpu("h100", 989, 85.5, 3350, (67, 450, 50)),
-        _gpu("h200", 989, 150.7, 4800, (67, 450, 50)),
-        _gpu("b200", 2250, 180.0, 8000, (75, 900, 50)),
+        _gpu("a100", 85.5, 2039, (19.5, 300, 25)),
+        _gpu("h100", 85.5, 3350, (67, 450, 50)),
+        _gpu("h200", 150.7, 4800, (67, 450, 50)),
+        _gpu("b200", 180.0, 8000, (75, 900, 50)),
         CPU,
     )
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmtrain_api.planning.layout import FP32, Layout, Stage
+from llmtrain_api.planning.layout import BUCKET_BYTES, FP32, Layout, Stage
 from llmtrain_api.planning.schedule import waiting
 
 ROUTER_COPIES = 4
@@ -23,7 +23,7 @@ _CUT_LOGIT_BYTES = {2: 10, 4: 8}
 
 @dataclass(frozen=True)
 class Elements:
-    """Parameters on one rank, before FSDP shards them."""
+    """Parameters on one rank, before data ranks shard them."""
 
     rest: float
     experts: float
@@ -55,7 +55,7 @@ class Memory:
 
 
 class Weights:
-    """Parameters of a layout's parts, in elements on one rank before FSDP."""
+    """Parameters of a layout's parts, in elements on one rank before data ranks shard them."""
 
     def __init__(self, layout: Layout) -> None:
         dims, tensor = layout.work.dims, layout.axes.tensor
@@ -175,28 +175,53 @@ def needed(layout: Layout, pipeline: list[list[Stage]]) -> Memory:
 
 
 def _of_rank(layout: Layout, rank: int, stages: list[Stage], weights: Weights, activations: Activations) -> Memory:
-    axes, size = layout.axes, layout.work.compute_bytes
+    axes = layout.axes
     layers, ends = Elements(0.0, 0.0), 0.0
     for stage in stages:
         layers += weights.layers(stage)
         ends += weights.ends(stage).total
-    own = (layers.rest + ends) / layout.shards + layers.experts / layout.expert_shards
-    largest = max(weights.dense.total if layout.work.dims.moe is None else 0.0, weights.mixture.total)
-    # With a pipeline FSDP frees nothing between backward passes, whatever the stage of ZeRO.
-    gathered = layers.total if axes.pipeline > 1 or axes.zero_stage < 3 else min(layers.total, 2 * largest)
-    if layout.accumulates:
-        # Each group's gradients become shards and are let go: what is whole is never beside all that is sharded,
-        # unless an earlier reduction of the step has left its shards.
-        gradients = FP32 * (layers.total + ends + max(ends, largest) + (own if layout.reductions > 1 else 0.0))
-    else:  # some in the type of compute, with the fp32 copy that is reduced
-        gradients = FP32 * own + (size + FP32) * max(ends, min(layers.total, 2 * largest))
+    own_ends = ends / layout.shards
+    own = own_ends + layers.rest / layout.shards + layers.experts / layout.expert_shards
     held = waiting(axes.pipeline_schedule, rank, axes.pipeline, layout.micro_batches)
     kept = held * sum(activations.stage(stage) for stage in stages)
     at_once = max(activations.again(stage) for stage in stages)
     loss = activations.logits if any(stage.last for stage in stages) else 0.0
     return Memory(
-        weights=FP32 * own + size * (gathered + ends),
-        gradients=gradients,
-        optimizer=FP32 * layout.work.moments * own,
+        weights=FP32 * own + _whole_weights(layout, weights, layers, ends),
+        gradients=_gradients(layout, weights, layers, ends, own),
+        optimizer=FP32 * (layout.work.moments * (own - own_ends) + layout.work.end_moments * own_ends),
         activations=kept + max(at_once, loss),
     )
+
+
+def _whole_weights(layout: Layout, weights: Weights, layers: Elements, ends: float) -> float:
+    """Return the bytes of what is gathered or copied of weights in the type of compute."""
+    axes, size = layout.axes, layout.work.compute_bytes
+    if layout.flat and layout.shards == layout.expert_shards == 1 and size == FP32:
+        return 0.0  # what the optimizer moves and what the model computes with are the same memory
+    if layout.flat:
+        return size * (layers.total + ends)
+    largest = _largest(layout, weights)
+    # With a pipeline FSDP frees nothing between backward passes, whatever the stage of ZeRO.
+    gathered = layers.total if axes.pipeline > 1 or axes.zero_stage < 3 else min(layers.total, 2 * largest)
+    return size * (gathered + ends)
+
+
+def _gradients(layout: Layout, weights: Weights, layers: Elements, ends: float, own: float) -> float:
+    """Return the bytes of gradients when there are most of them."""
+    size, largest = layout.work.compute_bytes, _largest(layout, weights)
+    earlier = own if layout.reductions > 1 else 0.0  # sums of an earlier reduction of the step
+    if layout.flat:  # packed whole, in buckets; what is sent in one lives until all have arrived
+        whole = layers.total + ends
+        return FP32 * (whole + earlier) + min(BUCKET_BYTES, FP32 * whole)
+    if layout.accumulates:
+        # Each group's gradients become shards and are let go: what is whole is never beside all that is sharded,
+        # unless an earlier reduction of the step has left its shards.
+        return FP32 * (layers.total + ends + max(ends, largest) + earlier)
+    # Some in the type of compute, with the fp32 copy that is reduced.
+    return FP32 * own + (size + FP32) * max(ends, min(layers.total, 2 * largest))
+
+
+def _largest(layout: Layout, weights: Weights) -> float:
+    """Return the elements of the largest layer."""
+    return max(weights.dense.total if layout.work.dims.moe is None else 0.0, weights.mixture.total)

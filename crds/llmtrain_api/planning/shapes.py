@@ -25,6 +25,7 @@ AXES = ("tensor", "context", "pipeline", "replicate", "expert")
 SCHEDULES: tuple[PipelineSchedule, ...] = ("1F1B", "Interleaved1F1B", "ZBV", "DualPipeV")
 RECOMPUTES: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
 ZERO_STAGES: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
+"""Stage 0 sends as much as stage 1 and computes more: no plan proposes it."""
 _ASKED_AGAIN = ("parallelism.zeroStage", "parallelism.recompute")
 """What does not change the division: rules that read it are asked once for each value, the others once."""
 
@@ -92,11 +93,11 @@ class _Search:
     def fastest(self, legal: list[Parallelism], top: int) -> list[Estimate]:
         """Return the best of each division, the fastest first.
 
-        No form of a division is faster than the one that shards and recomputes least, so the search ends where that
-        bound is slower than what has been found.
+        No form of a division is faster than those that recompute nothing and keep parameters whole, so the search ends
+        where that bound is slower than what has been found.
         """
         assert self._machine is not None
-        times = [step_seconds(self.work, axes, self._machine) for axes in legal]
+        times = [self._bound(axes, self._machine) for axes in legal]
         bounds = sorted(zip(times, range(len(legal)), legal, strict=True))
         found: dict[tuple[int, ...], Estimate] = {}
         for bound, _, axes in bounds:
@@ -108,6 +109,11 @@ class _Search:
             if own and (key not in found or own.step_seconds < found[key].step_seconds):
                 found[key] = own
         return sorted(found.values(), key=lambda one: one.step_seconds)[:top]
+
+    def _bound(self, axes: Parallelism, machine: Machine) -> float:
+        """Return the seconds of the fastest form: parameters gathered at once, or (FSDP2) beside forward."""
+        forms = (axes, axes.model_copy(update={"zero_stage": 2}))
+        return min(step_seconds(self.work, form, machine) for form in forms)
 
     def smallest(self, legal: list[Parallelism]) -> Estimate:
         """Return the legal layout that needs least memory."""
@@ -133,11 +139,10 @@ class _Search:
             return None
         forms = []
         for recompute in RECOMPUTES:
-            for stage in ZERO_STAGES:  # more of it takes less memory and more time: the first that fits is the best
+            for stage in ZERO_STAGES:
                 form = axes.model_copy(update={"recompute": recompute, "zero_stage": stage})
                 if self._holds(self._about_form, form) and self._memory(form).total <= limit:
                     forms.append(self._estimate(form))
-                    break
         return min(forms, key=lambda one: one.step_seconds, default=None)
 
     def _smallest(self, axes: Parallelism) -> list[Parallelism]:

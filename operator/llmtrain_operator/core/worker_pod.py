@@ -45,6 +45,7 @@ def claims(spec: LLMTrainJobSpec) -> list[str]:
     """Return the PersistentVolumeClaims that the job's addresses name, each once, sorted."""
     addresses: list[str | None] = [spec.checkpoint.store, spec.data.tokenizer.uri, spec.model.init_from]
     addresses += [source.uri for source in spec.data.sources]
+    addresses += [spec.metrics.tensorboard.uri] if spec.metrics.tensorboard else []
     return sorted({claim for address in addresses if address and (claim := _claim(address))})
 
 
@@ -118,6 +119,8 @@ def _container(job: LLMTrainJob, worker: CreateWorker, settings: PodSettings) ->
         container["envFrom"] = [{"secretRef": {"name": job.spec.checkpoint.secret_name}}]
     if accelerator.count:
         container["resources"] = {"limits": {accelerator.resource: str(accelerator.count)}}
+    if job.spec.metrics.prometheus:
+        container["ports"] = [{"name": "metrics", "containerPort": job.spec.metrics.prometheus.port}]
     if settings.image_pull_policy:
         container["imagePullPolicy"] = settings.image_pull_policy
     return container

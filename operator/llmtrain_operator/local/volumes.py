@@ -7,15 +7,13 @@ from pathlib import Path
 
 from llmtrain_api.job import LLMTrainJob
 from llmtrain_api.uris import Uri
+from llmtrain_operator.core.worker_pod import claims
 from llmtrain_operator.local.records import LocalStateError, Records
 
 
 def claims_of(job: LLMTrainJob) -> list[str]:
     """Return the claims that a job's addresses name."""
-    spec = job.spec
-    addresses = [spec.checkpoint.store, *(source.uri for source in spec.data.sources)]
-    addresses += [address for address in (spec.data.tokenizer.uri, spec.model.init_from) if address]
-    return sorted({claim for claim in (Uri.parse(address).claim for address in addresses) if claim})
+    return claims(job.spec)
 
 
 def settle_volumes(records: Records, job: LLMTrainJob, wanted: Mapping[str, str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.unit.api.cases_checkpoint import CHECKPOINT_ACCEPTED, CHECKPOINT_MISTYPED, CHECKPOINT_REFUSED
 from tests.unit.api.cases_layout import LAYOUT_ACCEPTED, LAYOUT_MISTYPED, LAYOUT_REFUSED
+from tests.unit.api.cases_metrics import METRICS_ACCEPTED, METRICS_MISTYPED, METRICS_REFUSED
 from tests.unit.api.cases_updates import FROZEN
 from tests.unit.api.manifests import ABSENT, Case
 
@@ -22,6 +23,7 @@ WITHOUT_LAYERS = {name: value for name, value in DIMENSIONS.items() if name != "
 ACCEPTED = (
     *LAYOUT_ACCEPTED,
     *CHECKPOINT_ACCEPTED,
+    *METRICS_ACCEPTED,
     Case("the base", {}),
     Case("an update that changes nothing", {}, old={}),
     Case("no replicas: one worker", {"spec.workers.replicas": ABSENT}),
@@ -45,6 +47,7 @@ ACCEPTED = (
     Case("long sequences in parts", {"spec.parallelism": {"context": 2, "tensor": 2}}),
     Case("a batch for what the tensor axis leaves", {"spec.parallelism.tensor": 2, "spec.training.globalBatchSize": 2}),
     Case("ZeRO-1 and recomputation", {"spec.parallelism": {"zeroStage": 1, "recompute": "selective"}}),
+    Case("nothing sharded", {"spec.parallelism": {"zeroStage": 0, "replicate": 2}}),
     Case("a learning rate as an integer", {"spec.training.optimizer": {"learningRate": 1}}),
     Case("a small learning rate", {"spec.training.optimizer": {"learningRate": 6e-5}}),
     Case("an integer written as a float", {"spec.training.steps": 20.0}),
@@ -85,6 +88,7 @@ ACCEPTED = (
 MISTYPED = (
     *LAYOUT_MISTYPED,
     *CHECKPOINT_MISTYPED,
+    *METRICS_MISTYPED,
     Case("unknown field", {"spec.workers.replica": 2}, ("spec.workers.replica",), ("did you mean replicas?",)),
     Case("unknown field at the top of the spec", {"spec.traning": {}}, ("spec.traning",), ("training",)),
     Case(
@@ -138,7 +142,7 @@ MISTYPED = (
         "wrong number of a choice",
         {"spec.parallelism.zeroStage": 4},
         ("spec.parallelism.zeroStage",),
-        ("4", "1 or 2 or 3"),
+        ("4", "0 or 1 or 2 or 3"),
     ),
     Case("replicas 0", {"spec.workers.replicas": 0}, ("spec.workers.replicas",), ("0", "at least 1")),
     Case("micro-batch 0", {"spec.training.microBatchSize": 0}, ("spec.training.microBatchSize",), ("at least 1",)),
@@ -214,6 +218,7 @@ MISTYPED = (
 BROKEN_RULES = (
     *LAYOUT_REFUSED,
     *CHECKPOINT_REFUSED,
+    *METRICS_REFUSED,
     Case(
         "name too long",
         {"metadata.name": LONG_NAME},

@@ -102,6 +102,7 @@ FROZEN = (
         blamed="spec.training.skipping.spikeSigmas",
     ),
     _frozen("the reductions", "spec.training.syncEveryMicroBatches", 4, "4 is refused; allowed: nothing"),
+    _frozen("the compiler", "spec.training.compile", True, "true is refused; allowed: false"),
     _frozen("recomputation", "spec.parallelism.recompute", "full", "full is refused; allowed: none"),
     _frozen("the steps", "spec.training.steps", 40, "40 is refused; allowed: 20"),
     _frozen(
@@ -153,6 +154,19 @@ FROZEN = (
     _frozen("the memory tier, added", "spec.checkpoint.memory", {}, "a change is refused"),
     _frozen("the disk tier", "spec.checkpoint.disk", {"keep": 2}, "a change is refused", spec__checkpoint__disk={}),
     _frozen("the checkpoints kept", "spec.checkpoint.keep", 5, "5 is refused; allowed: 3"),
+    _frozen(
+        "who is told, added",
+        "spec.metrics",
+        {"prometheus": {"port": 9400}},
+        "a change is refused",
+    ),
+    _frozen(
+        "the place of the event files",
+        "spec.metrics",
+        {"tensorboard": {"uri": "pvc://boards/b"}},
+        "a change is refused",
+        spec__metrics={"tensorboard": {"uri": "pvc://boards/a"}},
+    ),
     _frozen("the pace", "spec.checkpoint.pace", "auto", "auto is refused; allowed: fixed"),
     _frozen("the seconds", "spec.checkpoint.everySeconds", 60, "60 is refused; allowed: nothing"),
     _frozen("those kept for good", "spec.checkpoint.keepEverySteps", 500, "500 is refused; allowed: nothing"),

@@ -14,6 +14,7 @@ from llmtrain_api.structural import PRESERVE, Schema, nodes
 
 FLOATS = {
     "spec.training.optimizer.learningRate": "6e-5 is what papers and people write; no integer of any unit reads well",
+    "spec.training.optimizer.momentum": "a ratio of the algorithm, as in the paper",
     "spec.training.optimizer.beta1": "a ratio of the algorithm, as in the paper",
     "spec.training.optimizer.beta2": "a ratio of the algorithm, as in the paper",
     "spec.training.optimizer.epsilon": "as in the paper; spans ten orders of magnitude",

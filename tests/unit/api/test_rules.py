@@ -71,9 +71,15 @@ def test_a_changed_field_breaks_its_rule_and_no_other_update_rule(rule: Rule) ->
     for step in rule.at.split("."):
         node = node[step]
     old = node.get(rule.field)
-    node[rule.field] = {int: 99, float: 0.5, type(None): 3, str: "other", list: [{"uri": "x"}], dict: {"x": 1}}[
-        type(old)
-    ]
+    node[rule.field] = {
+        int: 99,
+        float: 0.5,
+        type(None): 3,
+        str: "other",
+        list: [{"uri": "x"}],
+        dict: {"x": 1},
+        bool: True,
+    }[type(old)]
     broken = [
         other
         for other in IMMUTABLE_RULES

@@ -39,10 +39,22 @@ def _spec(preset: str, ranks: int, **parallelism: Any) -> LLMTrainJobSpec:
         ("tiny", 8, {"tensor": 2, "context": 2, "replicate": 2}),
         ("demo", 8, {"tensor": 2, "pipeline": 2}),
         ("demo", 4, {"pipeline": 2, "pipelineSchedule": "ZBV", "zeroStage": 2, "replicate": 2}),
+        ("demo", 6, {"zeroStage": 1, "replicate": 2}),
+        ("demo", 2, {"zeroStage": 0}),
         ("demo-moe", 8, {"tensor": 2, "expert": 4}),
         ("demo-moe", 12, {"pipeline": 2, "expert": 2}),
     ],
-    ids=["one rank", "uneven shards", "three axes", "pipeline", "two stages per rank", "experts", "uneven experts"],
+    ids=[
+        "one rank",
+        "uneven shards",
+        "three axes",
+        "pipeline",
+        "two stages per rank",
+        "flat shards",
+        "copies",
+        "experts",
+        "uneven experts",
+    ],
 )
 def test_the_pieces_of_all_ranks_are_the_model(preset: str, ranks: int, parallelism: dict[str, Any]) -> None:
     found = dry_run(_spec(preset, ranks, **parallelism), list(range(ranks)))

@@ -1,60 +1,32 @@
-"""What a step achieved, told to everybody who listens: metrics.jsonl, stdout, a person's terminal, the agent."""
+"""What a step achieved, told to everybody who listens: metrics.jsonl, stdout, a person's terminal, the agent, sinks."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-import resource
 import socket
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from llmtrain_api.sync import Progress
 from llmtrain_trainer.checkpoint.base import METRICS
 from llmtrain_trainer.checkpoint.outcome import Committed, Failed
 from llmtrain_trainer.config import RunConfig
+from llmtrain_trainer.metrics.balance import Balance, shares
 from llmtrain_trainer.metrics.lines import LineFile
+from llmtrain_trainer.metrics.record import StepRecord
+from llmtrain_trainer.metrics.sinks import Sinks
+from llmtrain_trainer.metrics.speed import MemoryMeter
 
 BAR_WIDTH = 24
 
 
-@dataclass(frozen=True)
-class StepRecord:
-    """One optimizer step, as it is written to metrics.jsonl."""
-
-    run_id: str
-    attempt: int
-    step: int
-    loss: float | None
-    """Mean over the tokens of the global batch, nats per token; null where it was not finite."""
-    grad_norm: float | None
-    """Of the whole gradient, before clipping; null where it was not finite."""
-    learning_rate: float
-    skipped: str
-    """Why the step was not made; empty for one that was."""
-    skipped_steps: int
-    """Since the beginning."""
-    loss_scale: float
-    """After this step; 1 but for fp16."""
-    tokens: int
-    """Seen since the beginning."""
-    tokens_per_second: float
-    """Over all ranks."""
-    step_seconds: float
-    split: dict[str, float]
-    """Seconds of rank 0 per part of the step."""
-    memory_bytes: int
-    """Highest use of rank 0: of the GPU, or resident on a CPU."""
-    expert_load: float | None
-    """Of the busiest expert of any layer, as a multiple of its even share; null for a dense model."""
-    time: float
-    """Unix seconds when the step ended."""
+NAMES = {"data_loading": "data", "forward": "fwd", "backward": "bwd", "pipeline": "pipe", "sync_wait": "sync"}
+"""Of parts of a step, where there is little room."""
 
 
 class Reporter:
@@ -64,6 +36,9 @@ class Reporter:
         self._config = config
         self._speaks = config.is_first
         self._file = LineFile(store_root / METRICS) if self._speaks else None
+        self._sinks = Sinks(config) if self._speaks else None
+        self._balance = Balance()
+        self.memory = MemoryMeter(config.device, watch=self._speaks)
         self._terminal = self._speaks and sys.stdout.isatty()
         self._socket = _socket() if self._speaks and config.launch.progress_socket else None
         self._first: tuple[int, float] | None = None
@@ -98,6 +73,9 @@ class Reporter:
             self._draw(record)
         else:
             self._print(line)
+        self._tell_sinks(record)
+        if self._balance.step(record.split):
+            self.event("advice", step=record.step, advice=self._balance.advice)
         self._progress = Progress(
             attempt=record.attempt,
             step=record.step,
@@ -115,6 +93,18 @@ class Reporter:
             skipped_checkpoints="; ".join(self.skipped)[:1024],
         )
         self.tell_agent(committed)
+
+    def _tell_sinks(self, record: StepRecord) -> None:
+        assert self._sinks is not None
+        self._sinks.write(record)
+        self._tell_complaints()
+
+    def _tell_complaints(self) -> None:
+        complaints = self._sinks.complaints() if self._sinks else {}
+        if reason := self.memory.complaint():
+            complaints["nvml"] = reason
+        for name, reason in complaints.items():
+            self.event("sink_failed", sink=name, reason=reason)
 
     def already_done(self, step: int, loss: float, committed: Committed | None) -> None:
         """Tell the agent about a run that was complete before this attempt made a step."""
@@ -150,6 +140,9 @@ class Reporter:
         """Make what was written durable."""
         if self._terminal:
             self._print("")
+        if self._sinks is not None:
+            self._sinks.close()
+            self._tell_complaints()
         if self._file is not None:
             self._file.close()
 
@@ -161,7 +154,7 @@ class Reporter:
         sys.stdout.write(
             f"\r[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] step {record.step}/{steps}  loss {self._last_loss:.4f}  "
             f"grad {norm:.3f}  lr {record.learning_rate:.2e}  {record.tokens_per_second:,.0f} tok/s  "
-            f"{record.step_seconds * 1e3:.0f} ms/step  {left:.0f} s left \x1b[K"
+            f"{_mfu(record)}{_split(record)}  {record.step_seconds * 1e3:.0f} ms/step  {left:.0f} s left \x1b[K"
         )
         sys.stdout.flush()
 
@@ -170,11 +163,13 @@ class Reporter:
         print(line, flush=True)
 
 
-def memory_bytes(device: torch.device) -> int:
-    """Return the most memory this rank has held: allocated on its GPU, or resident on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _mfu(record: StepRecord) -> str:
+    return "" if record.mfu is None else f"{record.mfu:.1%} MFU  "
+
+
+def _split(record: StepRecord) -> str:
+    found = shares(record.split)
+    return " ".join(f"{short} {found[part]:.0%}" for part, short in NAMES.items() if part in found)
 
 
 def _socket() -> socket.socket:

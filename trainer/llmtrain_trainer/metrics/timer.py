@@ -1,34 +1,37 @@
-"""Where a step's time goes: data_loading, forward, backward, sync_wait, optimizer.
+"""Where a step's time goes: data_loading, forward, backward, sync_wait, optimizer, report, checkpoint.
 
 Under pipeline parallel, forward and backward of different micro-batches take turns, and a stage waits in between for
-others: these three are one part then, `pipeline`.
+others: these two are one part then, `pipeline`.
 """
 
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-PARTS = ("data_loading", "forward", "backward", "sync_wait", "optimizer")
-PIPELINE_PARTS = ("data_loading", "pipeline", "sync_wait", "optimizer")
+PARTS = ("data_loading", "forward", "backward", "sync_wait", "optimizer", "report", "checkpoint")
+PIPELINE_PARTS = ("data_loading", "pipeline", "sync_wait", "optimizer", "report", "checkpoint")
+AGREED = "sync_wait"
+"""The part that ends when this rank knows what all have agreed on: all its work up to there has been done."""
 
 
 class StepTimer:
-    """Splits the time of one step between named parts, by marks at their ends.
+    """Splits time between named parts, by marks at their ends.
 
-    On a GPU the marks are events on the stream, because the host runs ahead of it. `finish` waits for the last of them:
-    that is the optimizer's kernels, all that is still under way after the step's own reduction was read.
+    On a GPU the marks are events on the stream, because the host runs ahead of it. A step is told when ranks have
+    agreed on it, so its time runs from one agreement to the next: what comes after (its optimizer, say) may be under
+    way still, is not waited for, and counts for the step after it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
         self._marks: list[tuple[str, Any]] = []
-        self._started = 0.0
 
     def start(self) -> None:
-        self._started = time.perf_counter()
+        """Begin, before the first step."""
         self._marks = [("", self._now())]
 
     def mark(self, part: str) -> None:
@@ -36,15 +39,19 @@ class StepTimer:
         self._marks.append((part, self._now()))
 
     def finish(self) -> tuple[float, dict[str, float]]:
-        """Return the step's seconds and its split in seconds; waits for the work up to the last mark."""
+        """Return the seconds from the last agreement (at first: the start) to the newest, and their split."""
+        end = max(n for n, (part, _) in enumerate(self._marks) if part == AGREED)
+        marks, self._marks = self._marks[: end + 1], self._marks[end:]
         if self._on_gpu:
-            self._marks[-1][1].synchronize()  # the time of an event that has not happened cannot be read
-        total = time.perf_counter() - self._started
-        named = PIPELINE_PARTS if any(part == "pipeline" for part, _ in self._marks) else PARTS
+            marks[-1][1].synchronize()  # all before it is done, so this takes no time; reading it otherwise may fail
+        named = PIPELINE_PARTS if any(part == "pipeline" for part, _ in marks) else PARTS
         split = dict.fromkeys(named, 0.0)
-        for (_, before), (part, after) in zip(self._marks, self._marks[1:], strict=False):
-            split[part] += before.elapsed_time(after) / 1e3 if self._on_gpu else after - before
-        return total, split
+        for (_, before), (part, after) in pairwise(marks):
+            split[part] += self._between(before, after)
+        return self._between(marks[0][1], marks[-1][1]), split
+
+    def _between(self, before: Any, after: Any) -> float:
+        return before.elapsed_time(after) / 1e3 if self._on_gpu else after - before
 
     def _now(self) -> Any:
         if not self._on_gpu:

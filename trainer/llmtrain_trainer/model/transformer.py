@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from llmtrain_api.presets import ModelDimensions, MoeDimensions
+from llmtrain_trainer.model.functions import normalise, rotate
 from llmtrain_trainer.model.moe import MixtureOfExperts
 
 
@@ -31,27 +32,19 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(dim))
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        x32_BLD = x_BLD.float()
-        scale_BL1 = torch.rsqrt(x32_BLD.square().mean(-1, keepdim=True) + self.epsilon)
-        return (x32_BLD * scale_BL1).to(x_BLD.dtype) * self.weight
+        return normalise(x_BLD, self.weight, self.epsilon)
 
 
 def rotary_tables(dims: ModelDimensions, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine, fp32 [L, E/2], of every position and frequency.
+    """Return cosine and sine, fp32 [L, E], of every position; the sine of a head's first half is negative.
 
     Computed in float64 so that every device and layout rounds to the same tables.
     """
     exponent = torch.arange(0, dims.head_dim, 2, dtype=torch.float64) / dims.head_dim
     frequency = dims.rope_theta**-exponent
     angle = torch.outer(torch.arange(dims.sequence_length, dtype=torch.float64), frequency)
-    return angle.cos().float().to(device), angle.sin().float().to(device)
-
-
-def rotate(x_BLHE: Tensor, cos_LE: Tensor, sin_LE: Tensor) -> Tensor:
-    """Rotate the two halves of each head by the position's angles (tables are [L, E/2])."""
-    first, second = x_BLHE.float().chunk(2, dim=-1)
-    cos, sin = cos_LE[None, :, None, :], sin_LE[None, :, None, :]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BLHE.dtype)
+    cos, sin = angle.cos().float(), angle.sin().float()
+    return torch.cat((cos, cos), dim=-1).to(device), torch.cat((-sin, sin), dim=-1).to(device)
 
 
 def attend(q_BLHE: Tensor, k_BSKE: Tensor, v_BSKE: Tensor, mask_LS: Tensor | None = None) -> Tensor:

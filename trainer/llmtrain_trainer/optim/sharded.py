@@ -1,17 +1,24 @@
-"""The optimizer over this rank's shards: an elementwise rule needs no communication."""
+"""The optimizer over this rank's shards. Elementwise rules need no communication; muon's matrices are put together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import Tensor
 
-from llmtrain_api.spec import DecidedOptimizer
+from llmtrain_api.spec import DecidedOptimizer, OptimizerName
 from llmtrain_trainer.optim.lion import Lion
-from llmtrain_trainer.parallel.pieces import Piece, local_of
+from llmtrain_trainer.optim.muon import Muon
+from llmtrain_trainer.parallel.pieces import Piece
+from llmtrain_trainer.parallel.wholes import Wholes
 
-MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "lion": ("exp_avg",)}
+MOMENTS: Mapping[OptimizerName, tuple[str, ...]] = {
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "lion": ("exp_avg",),
+    "muon": ("exp_avg",),
+}
 
 
 class ShardedOptimizer:
@@ -21,57 +28,84 @@ class ShardedOptimizer:
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], pieces: Mapping[str, Piece], options: DecidedOptimizer
+        self,
+        shards: Mapping[str, Tensor],
+        pieces: Mapping[str, Piece],
+        options: DecidedOptimizer,
+        group: dist.ProcessGroup | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
+        """Make the rule, and its state of zeros. For muon a collective call over `group`.
+
+        Args:
+            shards: what is moved, in place, by name.
+            pieces: which part of the whole parameters they are.
+            options: of the rule.
+            group: ranks that hold one copy of these parameters together; None: this one alone.
+            dtype: in which muon computes.
+        """
         self.pieces = pieces
         self.name = options.name
-        self.parameters = dict(parameters)
-        self.shards: dict[str, Tensor] = {n: local_of(p.detach()) for n, p in self.parameters.items()}
-        self.inner = _rule(self._groups(options.weight_decay), options)
-        for shard in self.shards.values():  # made now, so that a checkpoint can be loaded into it
-            state: dict[str, Tensor] = {moment: torch.zeros_like(shard) for moment in MOMENTS[self.name]}
-            if self.name == "adamw":
+        self.shards = dict(shards)
+        self.rules = {name: rule_of(options.name, name, pieces[name]) for name in shards}
+        self._inner = self._make(options, group, dtype)
+        for inner in self._inner:
+            for shard in (shard for one in inner.param_groups for shard in one["params"]):
+                inner.state[shard] = {}
+        for name, shard in self.shards.items():  # made now, so that a checkpoint can be loaded into it
+            state = self._state(name)
+            state |= {moment: torch.zeros_like(shard) for moment in MOMENTS[self.rules[name]]}
+            if self.rules[name] == "adamw":
                 state["step"] = torch.zeros((), dtype=torch.float32, device=shard.device)
-            self.inner.state[shard] = state
-
-    def _groups(self, weight_decay: float) -> list[dict[str, object]]:
-        decayed = [self.shards[n] for n, p in self.parameters.items() if p.ndim >= 2]
-        others = [self.shards[n] for n, p in self.parameters.items() if p.ndim < 2]
-        return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-
-    def gradients(self) -> dict[str, Tensor]:
-        """Return this rank's part of every gradient by name, in the order of the model's parameters."""
-        return {name: local_of(p.grad) for name, p in self.parameters.items() if p.grad is not None}
 
     def moments(self, name: str) -> dict[str, Tensor]:
         """Return what the rule remembers of a parameter: shards as the parameter's own, in the live memory."""
-        state = self.inner.state[self.shards[name]]
-        return {moment: state[moment] for moment in MOMENTS[self.name]}
+        state = self._state(name)
+        return {moment: state[moment] for moment in MOMENTS[self.rules[name]]}
 
     def set_steps_done(self, steps: int) -> None:
         """Tell the rule how many steps its moments have seen."""
-        for state in self.inner.state.values():
-            if "step" in state:
+        for name in self.shards:
+            if "step" in (state := self._state(name)):
                 state["step"].fill_(steps)
 
-    def step(self, learning_rate: float) -> None:
-        """Update the parameters from their gradients, and forget the gradients."""
-        for group in self.inner.param_groups:
-            group["lr"] = learning_rate
-        for name, parameter in self.parameters.items():
-            self.shards[name].grad = None if parameter.grad is None else local_of(parameter.grad)
-        self.inner.step()
-        self.forget()
-
-    def forget(self) -> None:
-        """Let go of the gradients."""
-        for name, parameter in self.parameters.items():
+    def step(self, gradients: Mapping[str, Tensor], learning_rate: float) -> None:
+        """Update the shards that have a gradient. For muon a collective call."""
+        for name, gradient in gradients.items():
+            self.shards[name].grad = gradient
+        for inner in self._inner:
+            for group in inner.param_groups:
+                group["lr"] = learning_rate
+            inner.step()
+        for name in gradients:
             self.shards[name].grad = None
-            parameter.grad = None
+
+    def _state(self, name: str) -> dict[str, Tensor]:
+        shard = self.shards[name]
+        state: dict[str, Tensor] = next(inner.state[shard] for inner in self._inner if shard in inner.state)
+        return state
+
+    def _make(
+        self, options: DecidedOptimizer, group: dist.ProcessGroup | None, dtype: torch.dtype
+    ) -> list[torch.optim.Optimizer]:
+        rate, betas = options.learning_rate, (options.beta1, options.beta2)
+        matrices = {name: shard for name, shard in self.shards.items() if self.rules[name] == "muon"}
+        others = [shard for name, shard in self.shards.items() if name not in matrices]
+        groups: list[dict[str, object]] = [
+            {"params": [shard for shard in others if shard.ndim >= 2], "weight_decay": options.weight_decay},
+            {"params": [shard for shard in others if shard.ndim < 2], "weight_decay": 0.0},
+        ]
+        if options.name == "lion":
+            return [Lion(groups, lr=rate, betas=betas)]
+        adamw = torch.optim.AdamW(groups, lr=rate, betas=betas, eps=options.epsilon, fused=True)
+        if options.name == "adamw" or not matrices:
+            return [adamw]
+        wholes = Wholes({name: self.pieces[name] for name in matrices}, group, dtype)
+        momentum, decay = options.momentum, options.weight_decay
+        return [Muon(matrices, wholes, lr=rate, momentum=momentum, weight_decay=decay), adamw]
 
 
-def _rule(groups: list[dict[str, object]], options: DecidedOptimizer) -> torch.optim.Optimizer:
-    rate, betas = options.learning_rate, (options.beta1, options.beta2)
-    if options.name == "lion":
-        return Lion(groups, lr=rate, betas=betas)
-    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=options.epsilon, fused=True)
+def rule_of(asked: OptimizerName, name: str, piece: Piece) -> OptimizerName:
+    """Return the rule for a parameter. Muon moves matrices inside layers, not the two ends of the model."""
+    inside = name.startswith("layers.") and len(piece.shape) >= 2
+    return "adamw" if asked == "muon" and not inside else asked

@@ -1,7 +1,8 @@
 """The model as one rank holds it: some stages, cut and sharded, that together make the gradients of a step.
 
 The order in which a stage is treated is part of what it is: tensor parallel and expert parallel (new shapes), context
-parallel, recomputation (wraps a layer's forward), FSDP2 (whose hooks must run once, outside of all that).
+parallel, compilation and recomputation (each wraps a layer's forward), sharing over data ranks (FSDP2's hooks must run
+once, outside of all that).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from llmtrain_api.spec import STAGES_PER_RANK
 from llmtrain_api.stages import layers_of_stages, stages_of_rank
@@ -17,9 +18,12 @@ from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.metrics.timer import StepTimer
 from llmtrain_trainer.model.transformer import Transformer, loss_sum, rotary_tables
 from llmtrain_trainer.parallel import apply
+from llmtrain_trainer.parallel.compile import compile_layers
 from llmtrain_trainer.parallel.context import own_part, spread_context
 from llmtrain_trainer.parallel.expert import spread_experts
-from llmtrain_trainer.parallel.mesh import data_mesh, expert_data_mesh, expert_mesh, group_of
+from llmtrain_trainer.parallel.flat import Flat
+from llmtrain_trainer.parallel.fsdp import FullySharded
+from llmtrain_trainer.parallel.mesh import copy_group, data_mesh, expert_data_mesh, expert_mesh, group_of
 from llmtrain_trainer.parallel.pieces import Cuts, join_cuts, pieces_of
 from llmtrain_trainer.parallel.pipeline import Passed, Pipeline
 from llmtrain_trainer.parallel.recompute import recompute
@@ -41,6 +45,7 @@ class RankModel:
         talks = "cpu" if config.device.type == "meta" else config.device.type
         mesh = config.shape.build(talks)
         self._tensor, self._context = group_of(mesh, "tp"), group_of(mesh, "cp")
+        self.copy_group = copy_group(mesh) if config.spec.training.optimizer.name == "muon" else None
         experts = expert_mesh(config.shape, talks)
         self._expert = group_of(experts, "ep") if experts else None
         with torch.device("meta"):
@@ -49,28 +54,21 @@ class RankModel:
             for stage in self.stages.values():
                 self._cuts = join_cuts(self._cuts, self._treat(stage))
         meshes = apply.Meshes(data_mesh(mesh), expert_data_mesh(experts) if experts else None)
-        precision, zero_stage = config.spec.training.precision, self._parallelism.zero_stage
-        self._sharded = [
-            apply.shard(stage, meshes, precision=precision, zero_stage=zero_stage) for stage in self.stages.values()
-        ]
-        for stage in self.stages.values():
-            apply.materialise(stage, config.device)
+        pipeline = group_of(mesh, "pp")
+        self._weights = self._share(meshes, pipelined=pipeline is not None)
+        self.shards = self._weights.shards
+        self.pieces = pieces_of(self._weights.boxes, self._cuts, config.shape.tp)
         self.routing = Routing(self.stages.values(), config)
         cosine, sine = rotary_tables(config.dimensions, config.device)
         self._rotary = self._own(cosine, dim=0), self._own(sine, dim=0)
-        self.parameters: dict[str, nn.Parameter] = {
-            name: parameter for stage in self.stages.values() for name, parameter in stage.named_parameters()
-        }
-        self.pieces = pieces_of(self.parameters, self._cuts, config.shape)
-        pipeline = group_of(mesh, "pp")
         self._pipeline = (
             Pipeline(self.stages, self._parallelism.pipeline_schedule, pipeline, self._passed()) if pipeline else None
         )
 
     def initialise(self) -> None:
-        """Give every parameter its first values."""
+        """Give every shard its first values."""
         dims = self._config.dimensions
-        apply.initialise(self.parameters, self.pieces, layers=dims.layers, seed=self._config.spec.training.seed)
+        apply.initialise(self.shards, self.pieces, layers=dims.layers, seed=self._config.spec.training.seed)
 
     def forward_backward(self, batches: Batches, timer: StepTimer, scale: float = 1.0) -> Tensor:
         """Accumulate the gradient of the mean loss over the global batch, times `scale`.
@@ -85,33 +83,62 @@ class RankModel:
         pairs = [(self._to_device(inputs), self._to_device(targets)) for inputs, targets in batches]
         timer.mark("data_loading")
         inputs, targets = zip(*pairs, strict=True)
+        self._weights.before_pipeline()
         loss = self._pipeline.forward_backward(inputs, targets, self._rotary, self._loss)
+        self._weights.after_backward()
         timer.mark("pipeline")
         return torch.zeros((), device=self._config.device) if loss is None else loss
 
-    def finish_gradients(self, gradients: dict[str, Tensor]) -> None:
-        """Add up what the ranks of the tensor axis found for parameters that each of them holds whole."""
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the step's gradients of the shards, fp32: of the whole global batch, on every rank that has them."""
+        gradients = self._weights.gradients()
         if self._tensor:
             sum_replicated(gradients, self._cuts, self._tensor)
+        return gradients
+
+    def forget_gradients(self) -> None:
+        """Let go of the step's gradients: it moves no weights."""
+        self._weights.forget_gradients()
+
+    def shards_have_changed(self) -> None:
+        """Let the model compute with what is now in the shards: first values, a checkpoint, or an optimizer's step.
+
+        A collective call: all ranks make it together. Gradients are forgotten.
+        """
+        self._weights.shards_have_changed()
 
     def _accumulate(self, batches: Batches, timer: StepTimer) -> Tensor:
         """Gradients are reduced with the last micro-batch, and every training.syncEveryMicroBatches before it."""
-        [stage], [sharded] = self.stages.values(), self._sharded
+        [stage] = self.stages.values()
         count = self._config.micro_batches_per_step
         period = self._config.spec.training.sync_every_micro_batches or count
         total = torch.zeros((), device=self._config.device)
         for number, (inputs, targets) in enumerate(batches, 1):
             last = number == count
             sync = last or number % period == 0
-            apply.at_micro_batch(sharded, sync=sync, last=last, zero_stage=self._parallelism.zero_stage)
+            self._weights.before_backward(sync=sync, last=last)
             inputs, targets = self._to_device(inputs), self._to_device(targets)
             timer.mark("data_loading")
             loss = self._loss(stage(inputs, self._rotary), targets)
             timer.mark("forward")
             loss.backward()
+            self._weights.after_backward()
             total += loss.detach()
             timer.mark("backward")
         return total
+
+    def _share(self, meshes: apply.Meshes, *, pipelined: bool) -> apply.Weights:
+        """Share the stages' parameters over data ranks, and give them memory."""
+        stage = self._parallelism.zero_stage
+        sharing = apply.Sharing(
+            meshes=meshes,
+            precision=self._config.spec.training.precision,
+            zero_stage=stage,
+            device=self._config.device,
+            micro_batches=self._config.micro_batches_per_step,
+            pipelined=pipelined,
+        )
+        return FullySharded(self.stages, sharing) if stage >= 2 else Flat(self.stages, sharing)
 
     def _own_stages(self) -> list[int]:
         """Return the numbers of this rank's stages; without a pipeline the model is one stage."""
@@ -137,6 +164,8 @@ class RankModel:
             cuts = join_cuts(cuts, spread_experts(stage, self._expert))
         if self._context:
             spread_context(stage, self._context)
+        if self._config.spec.training.compile:
+            compile_layers(stage)
         recompute(stage, self._parallelism.recompute)
         return cuts
 

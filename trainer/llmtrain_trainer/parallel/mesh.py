@@ -153,6 +153,13 @@ def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
     return mesh["dp_replicate", "dp_shard_cp" if "cp" in names else "dp_shard"]
 
 
+def copy_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
+    """Open the group of ranks that together hold one copy of a stage; None where one rank does. A collective call."""
+    axes = [axis for axis in ("dp_shard", "cp", "tp") if axis in (mesh.mesh_dim_names or ())]
+    whole = mesh[tuple(axes)]._flatten("_".join(axes) + "_copy") if len(axes) > 1 else mesh[axes[0]]
+    return whole.get_group() if whole.size() > 1 else None
+
+
 def group_of(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
     """Return this rank's group along an axis; None where the axis has one rank."""
     return mesh.get_group(axis) if axis in (mesh.mesh_dim_names or ()) else None

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from llmtrain_trainer.model.moe import ExpertMatrix, MixtureOfExperts
 from llmtrain_trainer.model.transformer import Attention, Transformer
-from llmtrain_trainer.parallel.collectives import gather_sequence, scatter_sequence
+from llmtrain_trainer.parallel.collectives import gather_tokens, scatter_tokens
 from llmtrain_trainer.parallel.pieces import Cut, Cuts, is_cut
 from llmtrain_trainer.parallel.vocabulary import VocabularyEmbedding
 
@@ -95,13 +95,13 @@ def _part(weight: Tensor, dim: int, group: dist.ProcessGroup) -> nn.Parameter:
 
 def _gathers(module: nn.Module, group: dist.ProcessGroup) -> None:
     def hook(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return gather_sequence(inputs[0], group), *inputs[1:]
+        return gather_tokens(inputs[0], group), *inputs[1:]
 
     module.register_forward_pre_hook(hook)
 
 
 def _scatters(module: nn.Module, group: dist.ProcessGroup) -> None:
-    module.register_forward_hook(lambda _, __, output: scatter_sequence(output, group))
+    module.register_forward_hook(lambda _, __, output: scatter_tokens(output, group))
 
 
 def _dim_of(name: str) -> int | None:

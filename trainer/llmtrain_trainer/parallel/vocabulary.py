@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from llmtrain_trainer.parallel.collectives import scatter_sequence
+from llmtrain_trainer.parallel.collectives import scatter_tokens
 
 
 class VocabularyEmbedding(nn.Module):
@@ -30,7 +30,7 @@ class VocabularyEmbedding(nn.Module):
         own_BL = tokens_BL - self.group.rank() * rows
         outside_BL = (own_BL < 0) | (own_BL >= rows)
         x_BLD = functional.embedding(own_BL.masked_fill(outside_BL, 0), self.weight)
-        return scatter_sequence(x_BLD.masked_fill(outside_BL.unsqueeze(-1), 0.0), self.group)
+        return scatter_tokens(x_BLD.masked_fill(outside_BL.unsqueeze(-1), 0.0), self.group)
 
 
 class _CrossEntropySum(torch.autograd.Function):

@@ -89,10 +89,12 @@ def test_every_claim_of_every_address_is_mounted_once() -> None:
             "tokenizer": {"uri": "pvc://my.tokens/tokenizer.json"},
         },
         model={"initFrom": "pvc://weights/llama"},
+        metrics={"tensorboard": {"uri": "pvc://boards/case"}},
     )
-    assert claims(builder.build().spec) == ["checkpoints", "corpus", "my.tokens", "weights"]
+    assert claims(builder.build().spec) == ["boards", "checkpoints", "corpus", "my.tokens", "weights"]
     paths = [mount["mountPath"] for mount in trainer(pod(builder))["volumeMounts"]]
     assert [path for path in paths if path.startswith("/mnt")] == [
+        "/mnt/llmtrain/boards",
         "/mnt/llmtrain/checkpoints",
         "/mnt/llmtrain/corpus",
         "/mnt/llmtrain/my.tokens",
@@ -110,6 +112,12 @@ def test_every_claim_of_every_address_is_mounted_once() -> None:
 def test_the_accelerator_is_asked_for(accelerator: dict[str, Any], limits: dict[str, str] | None) -> None:
     resources = trainer(pod(make_job().with_spec(workers={"accelerator": accelerator}))).get("resources")
     assert (resources or {}).get("limits") == limits
+
+
+def test_the_port_of_metrics_is_named_for_who_scrapes() -> None:
+    builder = make_job().with_spec(metrics={"prometheus": {"port": 9400}})
+    assert trainer(pod(builder))["ports"] == [{"name": "metrics", "containerPort": 9400}]
+    assert "ports" not in trainer(pod())
 
 
 def test_the_termination_grace_covers_the_ranks_grace() -> None:

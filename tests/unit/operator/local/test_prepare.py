@@ -114,7 +114,7 @@ def test_a_run_keeps_its_volumes(tmp_path: Path) -> None:
     assert begin(tmp_path, volumes={"checkpoints": disk}, fresh=True).volumes == {"checkpoints": disk}
 
 
-def test_claims_are_those_of_store_sources_tokenizer_and_first_weights() -> None:
+def test_claims_are_those_of_store_sources_tokenizer_first_weights_and_event_files() -> None:
     manifest = changed(
         "spec.data",
         {
@@ -123,7 +123,8 @@ def test_claims_are_those_of_store_sources_tokenizer_and_first_weights() -> None
         },
     )
     manifest["spec"]["model"]["initFrom"] = "pvc://weights/llama"
-    assert claims_of(LLMTrainJob.parse(manifest)) == ["checkpoints", "corpus", "weights", "words"]
+    manifest["spec"]["metrics"] = {"tensorboard": {"uri": "pvc://boards/case"}}
+    assert claims_of(LLMTrainJob.parse(manifest)) == ["boards", "checkpoints", "corpus", "weights", "words"]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from llmtrain_api.presets import ModelDimensions, MoeDimensions
 from llmtrain_trainer.model.moe import MixtureOfExperts, Router
 from llmtrain_trainer.model.transformer import FeedForward, Transformer, loss_sum, rotary_tables
 from llmtrain_trainer.parallel.apply import initialise
-from llmtrain_trainer.parallel.mesh import ParallelShape
-from llmtrain_trainer.parallel.pieces import pieces_of
+from llmtrain_trainer.parallel.pieces import whole_of
 from llmtrain_trainer.parallel.recompute import Recompute, recompute
 
 B, L, D, X = 2, 12, 16, 6
@@ -132,7 +131,7 @@ DIMS = ModelDimensions(
 def _run(kind: Recompute) -> tuple[float, list[torch.Tensor], list[int]]:
     model = Transformer(DIMS)
     parameters = dict(model.named_parameters())
-    initialise(parameters, pieces_of(parameters, {}, ParallelShape()), layers=DIMS.layers, seed=1)
+    initialise(parameters, {n: whole_of(p) for n, p in parameters.items()}, layers=DIMS.layers, seed=1)
     for mixture in model.mixtures().values():
         mixture.router.reset()
     recompute(model, kind)
@@ -157,7 +156,7 @@ def test_recomputation_changes_no_bit_and_counts_no_choice_twice() -> None:
 def test_a_choice_is_kept_for_the_repetition_not_made_again() -> None:
     model = Transformer(DIMS)
     parameters = dict(model.named_parameters())
-    initialise(parameters, pieces_of(parameters, {}, ParallelShape()), layers=DIMS.layers, seed=1)
+    initialise(parameters, {n: whole_of(p) for n, p in parameters.items()}, layers=DIMS.layers, seed=1)
     [mixture] = model.mixtures().values()
     mixture.router.reset()
     seen: list[torch.Tensor] = []

@@ -58,7 +58,7 @@ def _textbook_attention(
     attention: torch.nn.Module, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:
     """One head and one position at a time, with rotation as a complex product."""
-    angles = torch.complex(*rotary)  # [L, E/2]
+    angles = torch.complex(*(table[:, 3:] for table in rotary))  # [L, E/2]
     out = torch.zeros(2, 12, 24)
     for head in range(4):
         q = _head(x, attention.wq.weight, head, angles)

@@ -7,8 +7,7 @@ import torch
 from llmtrain_api.presets import ModelDimensions
 from llmtrain_trainer.model.transformer import Transformer, loss_sum, rotary_tables
 from llmtrain_trainer.parallel.apply import initialise
-from llmtrain_trainer.parallel.mesh import ParallelShape
-from llmtrain_trainer.parallel.pieces import pieces_of
+from llmtrain_trainer.parallel.pieces import whole_of
 from llmtrain_trainer.parallel.recompute import Recompute, recompute
 
 DIMS = ModelDimensions(dim=64, layers=4, heads=4, kv_heads=2, ffn_dim=192, vocab_size=320, sequence_length=64)
@@ -18,7 +17,7 @@ def _run(kind: Recompute, dtype: torch.dtype = torch.float32) -> tuple[float, li
     """Return loss, gradients, and the bytes that forward kept for backward (parameters aside, each storage once)."""
     model = Transformer(DIMS)
     parameters = dict(model.named_parameters())
-    initialise(parameters, pieces_of(parameters, {}, ParallelShape()), layers=DIMS.layers, seed=1)
+    initialise(parameters, {n: whole_of(p) for n, p in parameters.items()}, layers=DIMS.layers, seed=1)
     model.to(dtype)
     recompute(model, kind)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}

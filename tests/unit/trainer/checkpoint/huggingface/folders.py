@@ -27,7 +27,7 @@ SIZES = {"dim": 8, "layers": 2, "heads": 4, "kvHeads": 2, "ffnDim": 12, "vocabSi
 ABSENT = "absent"
 """Takes a key out of config.json."""
 DIMENSIONS = ModelDimensions.model_validate(SIZES)
-EXPERTS = {"experts": 4, "ffnDim": 6}
+EXPERTS = {"experts": 4, "ffnDim": 8}
 MIXTURE = ModelDimensions.model_validate({**SIZES, "moe": {**EXPERTS, "topK": 2}})
 SHAPES = parameter_shapes(DIMENSIONS)
 

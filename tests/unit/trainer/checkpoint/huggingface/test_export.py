@@ -175,6 +175,6 @@ def test_config_json_says_what_mixtral_needs(tmp_path: Path) -> None:
     assert export.main([str(make_store(tmp_path / "store", 3, dims=MIXTURE)), str(tmp_path / "out")]) == 0
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["architectures"] == ["MixtralForCausalLM"] and config["model_type"] == "mixtral"
-    assert (config["num_local_experts"], config["num_experts_per_tok"], config["intermediate_size"]) == (4, 2, 6)
+    assert (config["num_local_experts"], config["num_experts_per_tok"], config["intermediate_size"]) == (4, 2, 8)
     assert config["sliding_window"] is None and config["rope_theta"] == 1e4
     assert "attention_bias" not in config and "mlp_bias" not in config

@@ -177,7 +177,7 @@ CASES_OF_MIXTURES: list[tuple[str, Callable[[Path], object], tuple[str, ...]]] =
     (
         "an expert of another width",
         lambda f: make_folder(f, {**some_weights(MIXTURE), GATE: torch.ones(7, 8)}, MIXTURE),
-        (f"{GATE} has the shape [7, 8]", "[6, 8]", "model.moe.ffnDim decides"),
+        (f"{GATE} has the shape [7, 8]", "[8, 8]", "model.moe.ffnDim decides"),
     ),
 ]
 

@@ -1,0 +1,1 @@
+"""Checks of the trainer on a real GPU: `make gpu-check`."""
