@@ -12,12 +12,14 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from llmtrain_trainer.checkpoint.manifest import BadCheckpoint, Manifest
+from llmtrain_trainer.checkpoint.room import Room
 from llmtrain_trainer.errors import UserError
 
 OWNER = "owner.json"
@@ -42,8 +44,6 @@ class Store(ABC):
 
     metrics_folder: Path
     """Where rank 0 appends to METRICS."""
-    room_folder: Path
-    """Whose free space a checkpoint needs."""
 
     def __init__(self, uri: str, *, run_id: str, attempt: int) -> None:
         self._uri = uri
@@ -94,6 +94,14 @@ class Store(ABC):
         """Return the folder into which this rank writes its shards."""
 
     @abstractmethod
+    def where(self, step: int) -> str:
+        """Return in words where a checkpoint is being written."""
+
+    @abstractmethod
+    def room_for(self, snapshot: Mapping[str, Tensor]) -> Room | None:
+        """Return the room for the checkpoint of a snapshot, which older ones would make; None where nobody knows it."""
+
+    @abstractmethod
     def begin(self, step: int) -> Path:
         """Make room for a checkpoint, marked as ours before anything else is in it. May raise OSError."""
 
@@ -109,6 +117,10 @@ class Store(ABC):
             CheckpointError: a file that a rank reported is not there.
             OSError: the store cannot be written.
         """
+
+    @abstractmethod
+    def discard(self, step: int) -> None:
+        """Remove what this rank alone holds of a checkpoint that no rank goes on with."""
 
     @abstractmethod
     def abandon(self, step: int) -> None:

@@ -13,7 +13,7 @@ import json
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,16 @@ from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.errors import CheckpointError
 
 CONNECTION = {"connect_timeout": 5, "read_timeout": 60, "retries": {"max_attempts": 2, "mode": "standard"}}
-"""Of botocore, in seconds; s3fs tries five times on top."""
+"""Of botocore, in seconds; s3fs tries five times on top. All of it is well within writer.SAVE_TIMEOUT."""
 CREDENTIALS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+
+
+class _NoCredentialsError(OSError):
+    """None were found: a mistake at the start; later the cloud, which gives them, may be away."""
+
+
+class _WrongChecksumError(OSError):
+    """The server sent other bytes than it noted when they were put."""
 
 
 class ObjectStore(Store):
@@ -46,9 +54,9 @@ class ObjectStore(Store):
         self._root = uri.path.strip("/")
         self._secret = config.spec.checkpoint.secret_name
         self.metrics_folder = config.work_dir / f"s3-{hashlib.sha256(self._root.encode()).hexdigest()[:16]}"
-        self.room_folder = self.metrics_folder / f"rank-{launch.global_rank}"
-        shutil.rmtree(self.room_folder, ignore_errors=True)
-        self.room_folder.mkdir(parents=True)
+        self._spool = self.metrics_folder / f"rank-{launch.global_rank}"
+        shutil.rmtree(self._spool, ignore_errors=True)
+        self._spool.mkdir(parents=True)
         self._remote = s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True, config_kwargs=CONNECTION)
 
     def claim(self) -> str:
@@ -58,7 +66,7 @@ class ObjectStore(Store):
                 self._check_owner(content)
                 self._bring_metrics()
             return content
-        except NoCredentialsError as error:
+        except _NoCredentialsError as error:
             raise self._no_credentials() from error
         except PermissionError as error:
             raise self._wrong(
@@ -80,8 +88,10 @@ class ObjectStore(Store):
         try:
             with _plain_errors():
                 seen = self._remote.cat_file(self._key(OWNER)).decode()
-        except NoCredentialsError as error:
+        except _NoCredentialsError as error:
             raise self._no_credentials() from error
+        except FileNotFoundError:
+            seen = ""
         except OSError as error:
             raise CheckpointError(f"spec.checkpoint.store {self._uri} cannot be reached: {error}") from error
         if seen != owner:
@@ -100,14 +110,14 @@ class ObjectStore(Store):
                 content = self._remote.cat_file(self._key(name_of(step), manifests.NAME))
         except FileNotFoundError:
             raise BadCheckpoint("no manifest: it was never committed") from None
-        except FlexibleChecksumError as error:
+        except _WrongChecksumError as error:
             raise BadCheckpoint("the manifest is damaged (checksum of the server)") from error
         manifest = manifests.parse(content)
         manifests.check(manifest, run_id=self._run_id, step=step, problem_of=lambda n, e: self._problem(step, n, e))
         return manifest
 
     def read(self, manifest: Manifest, tensors: dict[str, Tensor]) -> None:
-        folder = self.room_folder / "read"
+        folder = self._spool / "read"
         folder.mkdir(exist_ok=True)
         try:
             states.read(folder, tensors, _FetchingReader(folder, lambda name: self._fetch(manifest, name, folder)))
@@ -115,7 +125,14 @@ class ObjectStore(Store):
             shutil.rmtree(folder, ignore_errors=True)
 
     def staging_path(self, step: int) -> Path:
-        return self.room_folder / name_of(step)
+        return self._spool / name_of(step)
+
+    def where(self, step: int) -> str:
+        way = f"by way of {self._spool.parent}, which needs room for the shards of the worker's ranks"
+        return f"{self._uri}/{name_of(step)} ({way})"
+
+    def room_for(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Nobody knows it: a bucket has no end, and which ranks write what they hold alike is torch's choice."""
 
     def begin(self, step: int) -> Path:
         path = self.staging_path(step)
@@ -127,12 +144,13 @@ class ObjectStore(Store):
 
     def publish(self, step: int, names: list[str]) -> None:
         path = self.staging_path(step)
-        try:
-            with _plain_errors():
-                for name in names:
-                    self._remote.put_file(str(path / name), self._key(name_of(step), name))
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
+        with _plain_errors():
+            for name in names:
+                self._remote.put_file(str(path / name), self._key(name_of(step), name))
+        self.discard(step)
+
+    def discard(self, step: int) -> None:
+        shutil.rmtree(self.staging_path(step), ignore_errors=True)
 
     def commit(self, manifest: Manifest) -> None:
         folder = name_of(manifest.step)
@@ -142,13 +160,12 @@ class ObjectStore(Store):
             missing = [name for name, entry in manifest.files.items() if sizes.get(name) != entry.bytes]
             if missing:
                 raise CheckpointError(f"{', '.join(missing[:3])} not in {self._uri}/{folder}: do all workers share it?")
-            self._remote.pipe_file(self._key(folder, manifests.NAME), manifest.to_bytes())
             lines = self.metrics_folder / METRICS
-            if lines.exists():  # beside the checkpoint that they lead up to
+            if lines.exists():  # before the commit: who goes on from the checkpoint finds those that lead up to it
                 self._remote.put_file(str(lines), self._key(METRICS))
+            self._remote.pipe_file(self._key(folder, manifests.NAME), manifest.to_bytes())
 
     def abandon(self, step: int) -> None:
-        shutil.rmtree(self.staging_path(step), ignore_errors=True)
         with contextlib.suppress(OSError), _plain_errors():
             names = self._listed().get(step, set())
             if manifests.NAME not in names:
@@ -166,6 +183,8 @@ class ObjectStore(Store):
             if manifests.NAME not in names:
                 with contextlib.suppress(OSError), _plain_errors():
                     self._delete(step, names)
+        with contextlib.suppress(OSError), _plain_errors():  # some servers cannot list them
+            self._abort_uploads()
 
     def _key(self, *parts: str) -> str:
         return "/".join((self._root, *parts))
@@ -204,19 +223,29 @@ class ObjectStore(Store):
         if rest:
             self._remote.rm(rest)
 
+    def _abort_uploads(self) -> None:
+        """Give back what a killed attempt had uploaded of large files: no listing shows it, but it takes room."""
+        bucket, _, prefix = self._root.partition("/")
+        found = self._remote.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/step-")
+        for upload in found.get("Uploads", ()):
+            self._remote.call_s3(
+                "abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+            )
+
     def _problem(self, step: int, name: str, entry: FileEntry) -> str:
         """Return what is wrong with an object, of which every byte is read."""
-        digest, size = hashlib.sha256(), 0
+        digest = hashlib.sha256()
         try:
             with _plain_errors(), self._remote.open(self._key(name_of(step), name), "rb", cache_type="none") as file:
+                if file.size != entry.bytes:  # of a wrong size, nothing is read
+                    return manifests.difference(name, entry, file.size, "")
                 while chunk := file.read(manifests.CHUNK_BYTES):
                     digest.update(chunk)
-                    size += len(chunk)
         except FileNotFoundError:
             return f"{name} is missing"
-        except FlexibleChecksumError:  # what the server noted when it was put
+        except _WrongChecksumError:
             return f"{name} has other content than was written (checksum of the server)"
-        return manifests.difference(name, entry, size, digest.hexdigest())
+        return manifests.difference(name, entry, entry.bytes, digest.hexdigest())
 
     def _fetch(self, manifest: Manifest, name: str, folder: Path) -> None:
         path = folder / name
@@ -225,7 +254,7 @@ class ObjectStore(Store):
         try:
             with _plain_errors():
                 self._remote.get_file(self._key(name_of(manifest.step), name), str(path))
-        except (OSError, FlexibleChecksumError) as error:
+        except OSError as error:
             raise CheckpointError(f"{self._uri}/{name_of(manifest.step)}/{name} cannot be read: {error}") from error
         if problem := manifests.problem(path, manifest.files[name]):
             raise CheckpointError(f"{self._uri}/{name_of(manifest.step)}: {problem}")
@@ -258,10 +287,12 @@ class _FetchingReader(FileSystemReader):
 
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Let what the libraries raise come as OSError, in one line; no credentials and wrong checksums as they are."""
+    """Let all that the libraries raise come as OSError, in one line."""
     try:
         yield
-    except (NoCredentialsError, FlexibleChecksumError):
-        raise
+    except NoCredentialsError as error:
+        raise _NoCredentialsError(str(error)) from error
+    except FlexibleChecksumError as error:
+        raise _WrongChecksumError(str(error)) from error
     except (BotoCoreError, ClientError, aiohttp.ClientError) as error:
         raise OSError(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}") from error

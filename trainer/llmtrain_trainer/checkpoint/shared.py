@@ -46,7 +46,7 @@ class SharedTier:
         What is caught here was raised on every rank: by torch, which gathers what went wrong, or from rank 0's word.
         """
         path = self._store.staging_path(position.step)
-        room = Room(self._store.room_folder, states.whole_bytes(snapshot))
+        room = self._store.room_for(snapshot)
         try:
             self._begin(position.step, room, group)
             writer = FileSystemWriter(path, single_file_per_rank=True, sync_files=True, thread_count=1)
@@ -59,12 +59,14 @@ class SharedTier:
             return committed
         reason = ""
         if self._config.is_first:
-            why = room.explain(problem, self._config.spec.checkpoint.store)  # before the room is given back
-            reason = f"step {position.step} could not be saved to {path}: {why}"
+            # Before the room is given back.
+            why = room.explain(problem, self._config.spec.checkpoint.store) if room else problem
+            reason = f"step {position.step} could not be saved to {self._store.where(position.step)}: {why}"
             self._store.abandon(position.step)
+        self._store.discard(position.step)
         return Failed(position.step, from_first(reason, group))
 
-    def _begin(self, step: int, room: Room, group: Any) -> None:
+    def _begin(self, step: int, room: Room | None, group: Any) -> None:
         """Have rank 0 make and mark the folder before anybody writes: one without its mark would never be cleared.
 
         Raises:
@@ -73,7 +75,8 @@ class SharedTier:
         problem = ""
         if self._config.is_first:
             try:
-                self._make_room(room)
+                if room:
+                    self._make_room(room)
                 self._store.begin(step)
             except (CheckpointError, OSError) as error:
                 problem = str(error)
@@ -86,8 +89,12 @@ class SharedTier:
         Raises:
             CheckpointError: it is short still.
         """
-        if room.is_short() and self.newest_good is not None:
-            self._retire(max(1, self._config.spec.checkpoint.keep - 1), newest=self.newest_good)
+        if room.is_short():
+            if self.newest_good is None:  # the run goes on from a nearer tier: what lies here was not read at its start
+                found = self._store.newest_good().manifest
+                self.newest_good = found.step if found else None
+            if self.newest_good is not None:
+                self._retire(max(1, self._config.spec.checkpoint.keep - 1), newest=self.newest_good)
         if room.is_short():
             raise CheckpointError("not begun")
 

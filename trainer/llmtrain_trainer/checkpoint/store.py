@@ -15,7 +15,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -24,6 +24,7 @@ from llmtrain_trainer.checkpoint import manifest as manifests
 from llmtrain_trainer.checkpoint import state as states
 from llmtrain_trainer.checkpoint.base import MARKER, OUR_FILES, OWNER, Store, name_of
 from llmtrain_trainer.checkpoint.manifest import BadCheckpoint, Manifest
+from llmtrain_trainer.checkpoint.room import Room
 from llmtrain_trainer.errors import CheckpointError
 
 SCRAP = ".llmtrain-scrap-"
@@ -39,7 +40,7 @@ class CheckpointStore(Store):
 
     def __init__(self, root: Path, *, uri: str, run_id: str, attempt: int) -> None:
         super().__init__(uri, run_id=run_id, attempt=attempt)
-        self.root = self.metrics_folder = self.room_folder = root
+        self.root = self.metrics_folder = root
 
     @classmethod
     def to_read(cls, root: Path) -> CheckpointStore:
@@ -151,6 +152,15 @@ class CheckpointStore(Store):
 
     def publish(self, step: int, names: list[str]) -> None:
         """All workers see the folder anyway."""
+
+    def discard(self, step: int) -> None:
+        """Nothing is a rank's alone: abandon() removes the folder."""
+
+    def where(self, step: int) -> str:
+        return str(self.staging_path(step))
+
+    def room_for(self, snapshot: Mapping[str, Tensor]) -> Room:
+        return Room(self.root, states.whole_bytes(snapshot))
 
     def begin(self, step: int) -> Path:
         """Make the staging folder of this attempt, marked as ours before anything else is in it.

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
 
 from llmtrain_trainer.checkpoint.outcome import Committed, Failed, Position
-from llmtrain_trainer.distributed import COLLECTIVE_TIMEOUT
+
+SAVE_TIMEOUT = timedelta(hours=1)
+"""How long ranks wait for each other in a save: one may be stuck with a server that does not answer, or have more to
+bring there. A dead one is noticed at once, since its sockets close; a silent one, by the collectives that train."""
 
 
 class Tier(Protocol):
@@ -36,7 +40,7 @@ class Writer:
         self._tier = tier
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Committed | Failed] | None = None
-        self.group: Any = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+        self.group: Any = dist.new_group(backend="gloo", timeout=SAVE_TIMEOUT)
 
     @property
     def busy(self) -> bool:
