@@ -93,6 +93,7 @@ class Trainer:
         """
         position = self._load()
         if position.step >= self.training.steps:
+            self.checkpoints.finish(complete=True)
             self.reporter.already_done(position.step, position.loss, self.checkpoints.committed)
             self.reporter.event("finished", step=position.step, already=True)
             return ExitCode.SUCCESS
@@ -106,8 +107,7 @@ class Trainer:
             self.timer.mark("checkpoint")
         self._save_last(position)
         code = ExitCode.PREEMPTED if position.step < self.training.steps else ExitCode.SUCCESS
-        if code == ExitCode.SUCCESS:
-            self.checkpoints.finish()
+        self.checkpoints.finish(complete=code == ExitCode.SUCCESS)
         self.reporter.event("preempted" if code else "finished", step=position.step)
         return code
 

@@ -41,7 +41,7 @@ def manifest_of(
         spec_fingerprint=spec_fingerprint(config),
         layout_fingerprint=layout_fingerprint(config),
         data_fingerprint=data_fingerprint,
-        versions={"llmtrain": version("llmtrain"), "torch": torch.__version__},
+        versions=_versions(),
         created_at=time.time(),
         files=dict(files),
     )
@@ -54,9 +54,16 @@ def spec_fingerprint(config: RunConfig) -> str:
 
 
 def layout_fingerprint(config: RunConfig) -> str:
-    """Return a hash of what decides which part of the model a rank holds, and on which worker it runs."""
+    """Return a hash of what decides what a rank holds, under which names, and on which worker it runs.
+
+    Versions are in it: another one may hold other parts, and only the store can be read whatever its layout.
+    """
     launch = config.launch
-    return _hash([config.spec.parallelism.to_wire(), launch.world_size, launch.local_world_size])
+    return _hash([config.spec.parallelism.to_wire(), launch.world_size, launch.local_world_size, _versions()])
+
+
+def _versions() -> dict[str, str]:
+    return {"llmtrain": version("llmtrain"), "torch": torch.__version__}
 
 
 def _hash(parts: list[Any]) -> str:

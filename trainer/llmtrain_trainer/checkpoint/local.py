@@ -1,7 +1,7 @@
 """A tier that each worker has for itself: the memory (/dev/shm) or a disk of its node.
 
-    <root>/llmtrain-<id of the store>/worker-0/step-00000010/    rank-0.safetensors, ..., manifest.json
-    <root>/llmtrain-<id of the store>/worker-0/step-00000020.attempt-3.tmp/    being written
+    <root>/llmtrain-<id of the store>/worker-0-memory/step-00000010/    rank-0.safetensors, ..., manifest.json
+    <root>/llmtrain-<id of the store>/worker-0-memory/step-00000020.attempt-3.tmp/    being written
 
 Each rank's whole state is a file of its own, which no other rank reads: a checkpoint here serves the same layout on the
 same workers only, and a step counts where every rank finds its file. For all else there is the store. The id is that
@@ -50,7 +50,7 @@ class LocalTier:
 
     def open(self, store_id: str) -> dict[int, Manifest]:
         """Return what this rank can go on from, by step: its own file is there and every byte of it verifies."""
-        self._folder = self._root / f"llmtrain-{store_id}" / f"worker-{self._config.launch.node_rank}"
+        self._folder = self._root / f"llmtrain-{store_id}" / f"worker-{self._config.launch.node_rank}-{self.name}"
         good: dict[int, Manifest] = {}
         for step, path in self._committed():
             with contextlib.suppress(BadCheckpoint):
@@ -100,10 +100,12 @@ class LocalTier:
             # Nothing older goes before every worker has the new one: else a kill here could leave no step to all.
             problems = [f"rank {rank}: {text}" for rank, text in enumerate(from_all(problem, group)) if text]
         if problems:
-            if self._leads:
+            if self._leads:  # it may be committed here, but not on every worker: it would only take room
                 _remove(staging)
+                _remove(self._path(position.step))
             where = f"spec.checkpoint.{self.name} ({self._root})"
-            return Failed(position.step, f"step {position.step} could not be saved to {where}: {problems[0]}")
+            fix = f"fix: see that ranks can write there, make room, or lower spec.checkpoint.{self.name}.keep"
+            return Failed(position.step, f"step {position.step} could not be saved to {where}: {problems[0]}; {fix}")
         self._retire()
         return Committed(position.step, manifest.created_at)
 

@@ -251,11 +251,12 @@ class CheckpointManager:
             self.committed = outcome
         return self._note(outcome)
 
-    def finish(self) -> None:
-        """Give back what the workers' own tiers hold, once the run is complete in the store."""
+    def finish(self, *, complete: bool) -> None:
+        """Return when nothing is being written to any tier. A run that is complete in the store needs no other one."""
         for tier, writer in zip(self._locals, self._writers, strict=True):
             self._note(writer.wait())
-            tier.clear()
+            if complete:
+                tier.clear()
 
     def _note(self, outcome: Committed | Failed | None) -> Failed | None:
         if not isinstance(outcome, Failed):
