@@ -240,7 +240,7 @@ def test_credentials_that_go_away_stop_a_save_not_the_run(
 def test_a_worker_without_room_for_its_shards_stops_saving_not_training(
     new_s3_job: Callable[..., S3Job], unhurt_losses: Losses
 ) -> None:
-    job = new_s3_job("job", **merged(TWELVE, {"training": {"steps": 30}}))
+    job = new_s3_job("job", **merged(TWELVE, {"training": {"steps": 18}}))
     gang = job.launch(2)
     gang.until(lambda: job.store.exists() and 3 in _saved(job), "the first checkpoint")
     gang.limit_files(TOO_SMALL, 0)
@@ -249,18 +249,22 @@ def test_a_worker_without_room_for_its_shards_stops_saving_not_training(
     assert gang.wait() == [0, 0], gang.output()
     failed = gang.events("checkpoint_failed")[0]
     assert f"could not be saved to {job.uri}/step-" in failed["reason"] and "which needs room for" in failed["reason"]
-    assert max(_saved(job)) == 30 and failed["step"] not in _saved(job)
+    assert max(_saved(job)) == 18 and failed["step"] not in _saved(job)
     assert job.work_dir and not list(job.work_dir.glob("s3-*/rank-*/step-*")), "no rank keeps what was in vain"
-    assert job.losses() == unhurt_losses(merged(TWELVE, {"training": {"steps": 30}}))
+    assert job.losses() == unhurt_losses(merged(TWELVE, {"training": {"steps": 18}}))
 
 
 def test_retention_keeps_the_newest_and_the_permanent_ones(new_s3_job: Callable[..., S3Job]) -> None:
-    job = new_s3_job("job", **merged(TWELVE, {"checkpoint": {"everySteps": 2, "keep": 2, "keepEverySteps": 4}}))
+    kept = {"everySteps": 2, "keep": 2, "keepEverySteps": 4}
+    offline = {"wandb": {"project": "tests", "mode": "offline"}}
+    job = new_s3_job("job", **merged(TWELVE, {"checkpoint": kept}), metrics=offline)
     foreign = job.store / "step-00000001" / "notes.txt"
     foreign.parent.mkdir(parents=True)
     foreign.write_text("not ours")
-    _finish(job)
+    gang = _finish(job)
     assert _saved(job) == [4, 8, 10, 12] and foreign.read_text() == "not ours"
+    assert not gang.events("sink_failed"), "what wants a folder has one"
+    assert job.work_dir and list(job.work_dir.glob("wandb/offline-run-*/*.wandb"))
 
 
 def test_mistakes_are_named(new_s3_job: Callable[..., S3Job]) -> None:
