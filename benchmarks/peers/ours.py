@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.peers.turns import Turns
 from llmtrain_api.launch import RankLaunch
-from llmtrain_trainer.checkpoint.manager import Position
+from llmtrain_trainer.checkpoint.outcome import Position
 from llmtrain_trainer.rank import run
 from llmtrain_trainer.train import Trainer
 

@@ -56,13 +56,17 @@ _WORDS = {
     "spec.training.lossScale": ("initial", "minimum", "growthSteps", "hysteresis"),
     "spec.training.skipping": ("maxInARow",),
     "spec.training.schedule": ("kind", "warmupSteps", "minLearningRateRatio", "decayFraction"),
-    "spec.checkpoint": ("store", "everySteps", "pace", "keep"),
+    "spec.checkpoint": ("store", "secretName", "everySteps", "pace", "keep"),
 }
 """Fields whose values are shown in the message."""
 _WHOLES = {
     "spec": {"metrics": "self.metrics == oldSelf.metrics"},
     "spec.workers": {"template": "self.template == oldSelf.template"},
     "spec.model": {"moe": "has(self.moe) == has(oldSelf.moe) && (!has(self.moe) || self.moe == oldSelf.moe)"},
+    "spec.checkpoint": {
+        name: f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})"
+        for name in ("memory", "disk")
+    },
     # To an API server the order in a list that is a map does not count; to the order of the data it does.
     "spec.data": {
         "sources": "self.sources == oldSelf.sources && self.sources.map(s, s.uri) == oldSelf.sources.map(s, s.uri)"

@@ -68,6 +68,17 @@ _ONE_PACE = Rule(
     fix="remove it, or set checkpoint.pace to fixed",
 )
 
+_SECRET_IS_FOR_S3 = Rule(
+    at="spec.checkpoint",
+    field="secretName",
+    reads=("secretName", "store"),
+    cel="self.secretName == '' || self.store.startsWith('s3://')",
+    holds=lambda s: s.now["secretName"] == "" or s.now["store"].startswith("s3://"),
+    value=Term("self.secretName", lambda s: s.now["secretName"]),
+    allowed="nothing, because checkpoint.store is no s3:// address",
+    fix="remove it, or keep checkpoints at s3://BUCKET/PATH",
+)
+
 # --- the pod template ------------------------------------------------------------------------------------------------
 
 
@@ -104,7 +115,9 @@ RULES: tuple[Rule, ...] = (
     *PLANNED_RULES,
     _WARMUP_ENDS,
     _ONE_PACE,
+    _SECRET_IS_FOR_S3,
     _stays_in_its_folder("spec.checkpoint.store"),
+    _stays_in_its_folder("spec.checkpoint.disk.path"),
     _stays_in_its_folder("spec.model.initFrom"),
     _stays_in_its_folder("spec.data.sources[].uri"),
     _stays_in_its_folder("spec.data.tokenizer.uri"),

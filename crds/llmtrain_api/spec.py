@@ -11,7 +11,7 @@ from llmtrain_api.meta import ApiModel, Count32, Positive32
 from llmtrain_api.planning.machine import MachineName
 from llmtrain_api.spec_metrics import Metrics
 from llmtrain_api.spec_model import Model
-from llmtrain_api.uris import SOURCE_PATTERN, STORE_PATTERN
+from llmtrain_api.uris import FOLDER_PATTERN, SOURCE_PATTERN, STORE_PATTERN
 
 TEMPLATE_FIELDS = (
     "affinity",
@@ -60,6 +60,8 @@ def pod_spec_schema(schema: dict[str, Any]) -> None:
     }
 
 
+DISK_PATTERN = r"^(/[^\s]*)?$"
+SECRET_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$"
 RESOURCE_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 IMAGE_PATTERN = r"^[^\s]+$"
 
@@ -258,7 +260,7 @@ class DataSource(ApiModel):
 class Tokenizer(ApiModel):
     """Bytes (256 values and one end-of-document mark) unless a tokenizer.json is given."""
 
-    uri: Annotated[str, Field(min_length=1, max_length=1024, pattern=STORE_PATTERN)] | None = None
+    uri: Annotated[str, Field(min_length=1, max_length=1024, pattern=FOLDER_PATTERN)] | None = None
     """A Hugging Face tokenizer.json: pvc://CLAIM/PATH or file:///PATH. Left out: bytes."""
 
 
@@ -279,11 +281,41 @@ class Data(ApiModel):
     """Keeps attention within documents: a sequence is packed from several, and tokens of one do not see another's."""
 
 
+class Memory(ApiModel):
+    """Checkpoints in the memory of each worker (/dev/shm): they outlive every process in the pod, not the pod."""
+
+    every_steps: Positive32 = 10
+    """Optimizer steps between them."""
+    keep: Annotated[int, Field(ge=1, le=100, json_schema_extra={"format": "int32"})] = 1
+    """Kept. While one is written there is one more; each takes as much memory as the state of the worker's ranks."""
+
+
+class Disk(ApiModel):
+    """Checkpoints on a disk of each worker's node."""
+
+    every_steps: Positive32 = 50
+    """Optimizer steps between them."""
+    keep: Annotated[int, Field(ge=1, le=100, json_schema_extra={"format": "int32"})] = 1
+    """Kept. While one is written there is one more."""
+    path: Annotated[str, Field(max_length=1024, pattern=DISK_PATTERN)] = ""
+    """A folder in the worker: of a volume that workers.template mounts, for instance a disk of the node, which outlives
+    the pod. Left out: on the pod's own volume, which outlives every process in it."""
+
+
 class Checkpoint(ApiModel):
     """Sharded, asynchronous, committed by a manifest with a checksum per file."""
 
     store: Annotated[str, Field(min_length=1, max_length=1024, pattern=STORE_PATTERN)]
-    """pvc://CLAIM/PATH or file:///PATH. One folder belongs to one job."""
+    """pvc://CLAIM/PATH, file:///PATH or s3://BUCKET/PATH, which all workers share. One folder belongs to one job."""
+    secret_name: Annotated[str, Field(max_length=253, pattern=SECRET_PATTERN)] = ""
+    """For s3: a Secret in the job's namespace whose keys become environment variables of the workers:
+    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for other servers than AWS, AWS_ENDPOINT_URL. Left out: the identity
+    that the cloud gives to the pod."""
+    memory: Memory | None = None
+    """A faster tier before the store, written more often. A restart goes on from the newest step that every rank can
+    read, wherever it lies."""
+    disk: Disk | None = None
+    """A tier between memory and store."""
     every_steps: Positive32 = 100
     """Optimizer steps between checkpoints. The last step is always saved."""
     every_seconds: Positive32 | None = None

@@ -31,7 +31,8 @@ class Wandb(ApiModel):
     entity: Annotated[str, Field(min_length=1, max_length=128, pattern=PROJECT_PATTERN)] | None = None
     """User or team that owns the project. Default: that of the key."""
     mode: Literal["online", "offline"] = "online"
-    """`offline`: nothing is sent; files lie in the folder wandb of checkpoint.store, for `wandb sync`."""
+    """`offline`: nothing is sent; files lie in the folder wandb of checkpoint.store, for `wandb sync`. With a store
+    behind S3, in that of worker 0's /tmp/llmtrain."""
 
 
 class Prometheus(ApiModel):

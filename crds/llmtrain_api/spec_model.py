@@ -8,7 +8,7 @@ from pydantic import Field
 
 from llmtrain_api.meta import ApiModel, Positive32
 from llmtrain_api.presets import PRESETS, ModelDimensions
-from llmtrain_api.uris import STORE_PATTERN
+from llmtrain_api.uris import FOLDER_PATTERN
 
 PresetName = Literal[
     "tiny",
@@ -77,7 +77,7 @@ class Model(ApiModel):
     """Base of the rotary positions' frequencies. Default: the preset's; 10000 without one."""
     norm_epsilon: Annotated[float, Field(gt=0, le=1)] | None = None
     """Added to the mean square before RMSNorm takes its root. Default: the preset's; 1e-5 without one."""
-    init_from: Annotated[str, Field(min_length=1, max_length=1024, pattern=STORE_PATTERN)] | None = None
+    init_from: Annotated[str, Field(min_length=1, max_length=1024, pattern=FOLDER_PATTERN)] | None = None
     """First weights, used as long as the job has no checkpoint: a folder that Hugging Face transformers wrote
     (config.json and safetensors, one file or several with an index), as pvc://CLAIM/PATH or file:///PATH. Left out:
     drawn from training.seed."""

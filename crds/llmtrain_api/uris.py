@@ -1,4 +1,4 @@
-"""Addresses of data and checkpoints: pvc://CLAIM/PATH, file:///PATH, builtin://NAME."""
+"""Addresses of data and checkpoints: pvc://CLAIM/PATH, file:///PATH, s3://BUCKET/PATH, builtin://NAME."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from llmtrain_api.constants import VOLUME_ROOT
 
 _CLAIM = r"pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?(/[^\s]*)?"
 _FILE = r"file:///[^\s/][^\s]*"
-STORE_PATTERN = rf"^({_CLAIM}|{_FILE})$"
+_S3 = r"s3://[a-z0-9][-a-z0-9.]{1,61}[a-z0-9](/[^\s/]+)+/?"
+FOLDER_PATTERN = rf"^({_CLAIM}|{_FILE})$"
+STORE_PATTERN = rf"^({_CLAIM}|{_FILE}|{_S3})$"
 SOURCE_PATTERN = rf"^({_CLAIM}|{_FILE}|builtin://python-stdlib)$"
 
 
@@ -21,7 +23,7 @@ class Uri:
     scheme: str
     claim: str
     path: str
-    """Below the claim, or absolute for file, or the name for builtin."""
+    """Below the claim, or absolute for file, or BUCKET/PATH for s3, or the name for builtin."""
 
     @classmethod
     def parse(cls, text: str) -> Uri:
@@ -31,8 +33,10 @@ class Uri:
             ValueError: the scheme is unknown, the claim is missing, or the path leaves its folder by '..'.
         """
         scheme, separator, rest = text.partition("://")
-        if not separator or scheme not in ("pvc", "file", "builtin"):
-            raise ValueError(f"{text!r} is no address: use pvc://CLAIM/PATH, file:///PATH or builtin://NAME")
+        if not separator or scheme not in ("pvc", "file", "s3", "builtin"):
+            raise ValueError(
+                f"{text!r} is no address: use pvc://CLAIM/PATH, file:///PATH, s3://BUCKET/PATH or builtin://NAME"
+            )
         if ".." in PurePosixPath(rest).parts:
             raise ValueError(f"{text!r} must not contain '..'")
         if scheme == "pvc":
@@ -46,8 +50,8 @@ class Uri:
 
     def local_path(self, volumes: Mapping[str, str]) -> str:
         """Return the path inside a worker. `volumes` maps claims to folders; others lie at VOLUME_ROOT/CLAIM."""
-        if self.scheme == "builtin":
-            raise ValueError(f"builtin://{self.path} has no path")
+        if self.scheme in ("builtin", "s3"):
+            raise ValueError(f"{self.scheme}://{self.path} has no path")
         if self.scheme == "file":
             return self.path
         root = volumes.get(self.claim, f"{VOLUME_ROOT}/{self.claim}")

@@ -14,10 +14,10 @@ from llmtrain_api.crdgen import job_schema
 from llmtrain_api.explain import describe, did_you_mean, fix_for, letters, shorten
 from llmtrain_api.rule import Rule, Scope
 from llmtrain_api.rules import RULES
-from llmtrain_api.spec import IMAGE_PATTERN, RESOURCE_PATTERN, LLMTrainJobSpec
+from llmtrain_api.spec import DISK_PATTERN, IMAGE_PATTERN, RESOURCE_PATTERN, SECRET_PATTERN, LLMTrainJobSpec
 from llmtrain_api.spec_metrics import PROJECT_PATTERN
 from llmtrain_api.structural import PRESERVE, Schema, nodes, with_defaults, without_nulls
-from llmtrain_api.uris import SOURCE_PATTERN, STORE_PATTERN
+from llmtrain_api.uris import FOLDER_PATTERN, SOURCE_PATTERN, STORE_PATTERN
 
 _METADATA_FIELDS = (
     "annotations",
@@ -45,8 +45,13 @@ _NAME_ALLOWED = f"a-z, 0-9 and '-', at most {c.MAX_NAME_LENGTH} characters, a le
 _PATHS = "pvc://CLAIM/PATH or file:///PATH"
 PATTERN_WORDS = {
     IMAGE_PATTERN: "without spaces",
-    STORE_PATTERN: f"{_PATHS}, without spaces; CLAIM: a-z, 0-9, '-' and '.'",
+    FOLDER_PATTERN: f"{_PATHS}, without spaces; CLAIM: a-z, 0-9, '-' and '.'",
+    STORE_PATTERN: (
+        "pvc://CLAIM/PATH, file:///PATH or s3://BUCKET/PATH, without spaces; CLAIM and BUCKET: a-z, 0-9, '-' and '.'"
+    ),
     SOURCE_PATTERN: f"{_PATHS}, without spaces, or builtin://python-stdlib; CLAIM: a-z, 0-9, '-' and '.'",
+    DISK_PATTERN: "a path from the root, /PATH, without spaces",
+    SECRET_PATTERN: "the name of a Secret: a-z, 0-9, '-' and '.'",
     PROJECT_PATTERN: "without spaces and / \\ # ? % :",
     RESOURCE_PATTERN: "DOMAIN/NAME, for instance nvidia.com/gpu, without spaces",
 }

@@ -76,11 +76,20 @@ _FIXED = (
         {"helm": "helm.sh/helm/v4/cmd/helm"},
         "-X helm.sh/helm/v4/internal/version.version=v4.3.1",
     ),
+    Family(
+        "versitygw",
+        "1.8.0",
+        "github.com/versity/versitygw",
+        {"versitygw": "github.com/versity/versitygw/cmd/versitygw"},
+        "-X main.Version=v1.8.0",
+    ),
     Family("kind", "0.33.0", "sigs.k8s.io/kind", {"kind": "sigs.k8s.io/kind"}),
 )
 
 #: What only the `kind` provider needs.
 KIND_ONLY = ("kind",)
+#: What only tests need: a server that speaks S3.
+TESTS_ONLY = ("versitygw",)
 #: What the person at the keyboard uses, whatever the provider.
 CLIENTS = ("kubectl", "helm")
 
@@ -106,4 +115,5 @@ def choose(programs: tuple[str, ...], kubernetes_version: str) -> list[Family]:
 
 def local_programs() -> tuple[str, ...]:
     """Every program the local provider needs."""
-    return tuple(program for family in families() for program in family.packages if program not in KIND_ONLY)
+    others = (*KIND_ONLY, *TESTS_ONLY)
+    return tuple(program for family in families() for program in family.packages if program not in others)

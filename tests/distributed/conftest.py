@@ -61,6 +61,27 @@ def short_documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.fixture(scope="session")
+def unhurt_losses(
+    host: RankHost, corpus: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[dict[str, Any]], list[float]]:
+    """Tell the losses of a run of two ranks that nothing disturbs: unhurt_losses(changes of the spec)."""
+    known: dict[str, list[float]] = {}
+
+    def losses(changes: dict[str, Any]) -> list[float]:
+        key = json.dumps(changes, sort_keys=True)
+        if key not in known:
+            folder = tmp_path_factory.mktemp("unhurt")
+            spec = merged(SMALL, {"data": {"sources": [{"uri": f"file://{corpus}"}]}})
+            job = Job(host, folder, merged(spec, changes), run_id="tests/unhurt")
+            gang = job.run(2)
+            assert gang.wait() == [0, 0], gang.output()
+            known[key] = job.losses()
+        return known[key]
+
+    return losses
+
+
 @pytest.fixture
 def new_job(host: RankHost, corpus: Path, tmp_path: Path) -> Callable[..., Job]:
     """Make jobs in folders of their own: new_job(name, **changes of the spec)."""

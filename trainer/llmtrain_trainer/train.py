@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 from llmtrain_api.constants import ExitCode
 from llmtrain_trainer.checkpoint.huggingface.load import open_first_weights
-from llmtrain_trainer.checkpoint.manager import CheckpointManager, Position
+from llmtrain_trainer.checkpoint.manager import CheckpointManager
 from llmtrain_trainer.checkpoint.manifest import Manifest
+from llmtrain_trainer.checkpoint.outcome import Position
 from llmtrain_trainer.checkpoint.state import TrainingState, check_model
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.data.loader import BatchPlan, open_data
@@ -77,7 +78,7 @@ class Trainer:
         with phases.phase("checkpoint_verify"):
             self.checkpoints = CheckpointManager(config, ranks)
             self.resume = self.checkpoints.open()
-        self.reporter = Reporter(config, self.checkpoints.root)
+        self.reporter = Reporter(config, self.checkpoints.metrics_folder)
         self.checkpoints.on_failure = self.reporter.checkpoint_failed
         with phases.phase("data"):
             self.data = open_data(config, ranks)
@@ -93,6 +94,7 @@ class Trainer:
         """
         position = self._load()
         if position.step >= self.training.steps:
+            self.checkpoints.finish(complete=True)
             self.reporter.already_done(position.step, position.loss, self.checkpoints.committed)
             self.reporter.event("finished", step=position.step, already=True)
             return ExitCode.SUCCESS
@@ -101,11 +103,12 @@ class Trainer:
         self.timer.start()
         while position.step < self.training.steps and not stopped:
             position, stopped = self._step(position)
-            if self.checkpoints.due(position.step) and not stopped:
-                self.checkpoints.save(position, self.state)
+            if not stopped:
+                self.checkpoints.save_due(position, self.state)
             self.timer.mark("checkpoint")
         self._save_last(position)
         code = ExitCode.PREEMPTED if position.step < self.training.steps else ExitCode.SUCCESS
+        self.checkpoints.finish(complete=code == ExitCode.SUCCESS)
         self.reporter.event("preempted" if code else "finished", step=position.step)
         return code
 

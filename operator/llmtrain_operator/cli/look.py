@@ -134,7 +134,8 @@ def _local(options: argparse.Namespace) -> Callable[[], Sight]:
             )
         job = LLMTrainJob.parse(manifest)
         deserted = not controlled and job.status.state not in TERMINAL_STATES
-        losses = newest_losses(store_folder(job, records.volumes() or {}), LOSSES_SHOWN)
+        store = store_folder(job, records.volumes() or {})
+        losses = newest_losses(store, LOSSES_SHOWN) if store else ()
         return Sight(job, losses, deserted)
 
     return fetch

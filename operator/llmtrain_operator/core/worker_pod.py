@@ -115,6 +115,8 @@ def _container(job: LLMTrainJob, worker: CreateWorker, settings: PodSettings) ->
             *({"name": volume, "mountPath": f"{VOLUME_ROOT}/{claim}"} for volume, claim in _volumes(job)),
         ],
     }
+    if job.spec.checkpoint.secret_name:  # a name that env has too is env's
+        container["envFrom"] = [{"secretRef": {"name": job.spec.checkpoint.secret_name}}]
     if accelerator.count:
         container["resources"] = {"limits": {accelerator.resource: str(accelerator.count)}}
     if job.spec.metrics.prometheus:

@@ -61,7 +61,8 @@ def _take_up(run: LocalRun, records: Records) -> Prepared:
         _refuse_other_spec(records, known["spec"], run.manifest["spec"])
     job = LLMTrainJob.parse(known or run.manifest)
     volumes = settle_volumes(records, job, run.volumes)
-    records.lock_store(store_folder(job, volumes))
+    if (store := store_folder(job, volumes)) is not None:
+        records.lock_store(store)
     if known is None:
         known = records.new_job({**run.manifest, "metadata": {"namespace": "default", **run.manifest["metadata"]}})
     return Prepared(records, known, volumes)

@@ -45,9 +45,10 @@ def settle_volumes(records: Records, job: LLMTrainJob, wanted: Mapping[str, str]
     return volumes
 
 
-def store_folder(job: LLMTrainJob, volumes: Mapping[str, str]) -> Path:
-    """Return where the job's checkpoints and metrics lie on this machine."""
-    return Path(Uri.parse(job.spec.checkpoint.store).local_path(volumes))
+def store_folder(job: LLMTrainJob, volumes: Mapping[str, str]) -> Path | None:
+    """Return where the job's checkpoints and metrics lie on this machine; None where they lie elsewhere (s3)."""
+    uri = Uri.parse(job.spec.checkpoint.store)
+    return None if uri.scheme == "s3" else Path(uri.local_path(volumes))
 
 
 def _own_folder(records: Records, claim: str) -> str:

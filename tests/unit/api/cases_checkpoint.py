@@ -8,6 +8,14 @@ CHECKPOINT_ACCEPTED = (
     Case("dots in names of folders", {"spec.checkpoint.store": "pvc://checkpoints/v1..2/.hidden"}),
     Case("a claim's root as the store", {"spec.checkpoint.store": "pvc://checkpoints"}),
     Case("some checkpoints stay for good", {"spec.checkpoint.everySteps": 10, "spec.checkpoint.keepEverySteps": 25}),
+    Case(
+        "a store behind S3", {"spec.checkpoint.store": "s3://my.bucket/llama/7b", "spec.checkpoint.secretName": "keys"}
+    ),
+    Case(
+        "tiers before the store",
+        {"spec.checkpoint.memory": {"everySteps": 5}, "spec.checkpoint.disk": {"keep": 2, "path": "/scratch/x"}},
+    ),
+    Case("tiers with nothing but defaults", {"spec.checkpoint.memory": {}, "spec.checkpoint.disk": {}}),
     Case("checkpoints by the clock", {"spec.checkpoint.everySeconds": 600}),
     Case("checkpoints at the best pace", {"spec.checkpoint.pace": "auto", "spec.checkpoint.keepEverySteps": 1000}),
 )
@@ -19,9 +27,18 @@ CHECKPOINT_MISTYPED = (
     Case("builtin as the store", {"spec.checkpoint.store": "builtin://python-stdlib"}, ("spec.checkpoint.store",), ()),
     Case(
         "scheme of a store",
-        {"spec.checkpoint.store": "s3://bucket/x"},
+        {"spec.checkpoint.store": "gs://bucket/x"},
         ("spec.checkpoint.store",),
-        ("s3://bucket/x", "pvc://CLAIM/PATH"),
+        ("gs://bucket/x", "s3://BUCKET/PATH"),
+    ),
+    Case("a whole bucket as the store", {"spec.checkpoint.store": "s3://bucket"}, ("spec.checkpoint.store",), ()),
+    Case("weights behind S3", {"spec.model.initFrom": "s3://bucket/x"}, ("spec.model.initFrom",), ()),
+    Case("a disk at no folder", {"spec.checkpoint.disk": {"path": "scratch"}}, ("spec.checkpoint.disk.path",), ()),
+    Case(
+        "memory that keeps none",
+        {"spec.checkpoint.memory": {"keep": 0}},
+        ("spec.checkpoint.memory.keep",),
+        ("at least 1",),
     ),
     Case(
         "root of the file system as the store",
@@ -37,6 +54,18 @@ CHECKPOINT_REFUSED = (
         {"spec.checkpoint.everySeconds": 600, "spec.checkpoint.pace": "auto"},
         ("spec.checkpoint.everySeconds",),
         ("600 is refused", "pace auto chooses", "set checkpoint.pace to fixed"),
+    ),
+    Case(
+        "credentials of a store that needs none",
+        {"spec.checkpoint.secretName": "keys"},
+        ("spec.checkpoint.secretName",),
+        ("keys is refused", "no s3:// address", "remove it"),
+    ),
+    Case(
+        "a disk outside its folder",
+        {"spec.checkpoint.disk": {"path": "/scratch/../etc"}},
+        ("spec.checkpoint.disk.path",),
+        ("without '..'",),
     ),
     Case(
         "store outside its claim",

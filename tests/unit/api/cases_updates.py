@@ -159,6 +159,16 @@ FROZEN = (
         blamed="spec.data.tokenizer.uri",
     ),
     _frozen("the store", "spec.checkpoint.store", "pvc://checkpoints/other", "allowed: pvc://checkpoints/case"),
+    _frozen(
+        "the credentials of the store",
+        "spec.checkpoint.secretName",
+        "others",
+        "others is refused; allowed: keys",
+        spec__checkpoint__store="s3://bucket/x",
+        spec__checkpoint__secretName="keys",
+    ),
+    _frozen("the memory tier, added", "spec.checkpoint.memory", {}, "a change is refused"),
+    _frozen("the disk tier", "spec.checkpoint.disk", {"keep": 2}, "a change is refused", spec__checkpoint__disk={}),
     _frozen("the checkpoints kept", "spec.checkpoint.keep", 5, "5 is refused; allowed: 3"),
     _frozen(
         "who is told, added",

@@ -92,7 +92,8 @@ def test_rules_are_found_in_a_stored_object_that_an_older_definition_let_pass() 
         ("workers.image", "a b c", "allowed: a string of 1 to 512 characters, without spaces; fix: write it without s"),
         ("workers.image", "", "allowed: a string of 1 to 512 characters, without spaces; fix: change the value"),
         ("workers.accelerator.resource", "gpu", "253 characters, DOMAIN/NAME, for instance nvidia.com/gpu"),
-        ("checkpoint.store", "s3://b", "1024 characters, pvc://CLAIM/PATH or file:///PATH, without spaces; CLAIM: a-z"),
+        ("checkpoint.store", "s3://b", "1024 characters, pvc://CLAIM/PATH, file:///PATH or s3://BUCKET/PATH, without"),
+        ("model.initFrom", "s3://b/c", "1024 characters, pvc://CLAIM/PATH or file:///PATH, without spaces; CLAIM: a-z"),
     ],
 )
 def test_allowed_holds_the_rule_that_refused(field: str, value: Any, said: str) -> None:

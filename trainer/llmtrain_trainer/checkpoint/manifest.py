@@ -6,11 +6,12 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from llmtrain_api.meta import ApiModel
 from llmtrain_api.presets import ModelDimensions
@@ -31,6 +32,8 @@ class Manifest(ApiModel):
     """Everything that must be known before a shard is opened."""
 
     format: int = 1
+    id: str = ""
+    """Of this very checkpoint: workers that hold parts of it know by it that they belong together."""
     run_id: str
     job_uid: str
     attempt: int
@@ -49,7 +52,10 @@ class Manifest(ApiModel):
     optimizer: str = "adamw"
     model: ModelDimensions
     spec_fingerprint: str
+    layout_fingerprint: str = ""
     data_fingerprint: str
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Of llmtrain and torch, that made it."""
     created_at: float
     """Unix seconds."""
     files: dict[str, FileEntry]
@@ -71,7 +77,20 @@ def read(folder: Path) -> Manifest:
         BadCheckpoint: it is missing, torn or damaged.
     """
     try:
-        content = (folder / NAME).read_bytes()
+        return parse((folder / NAME).read_bytes())
+    except FileNotFoundError:
+        raise BadCheckpoint("no manifest: it was never committed") from None
+    except OSError as error:
+        raise BadCheckpoint(f"the manifest cannot be read: {error}") from error
+
+
+def parse(content: bytes) -> Manifest:
+    """Return the manifest that a file holds.
+
+    Raises:
+        BadCheckpoint: it is torn or damaged.
+    """
+    try:
         body: dict[str, Any] = json.loads(content)
         claimed = body.pop("sha256")
         if claimed != _checksum(body):
@@ -79,31 +98,35 @@ def read(folder: Path) -> Manifest:
         if content != _text(body, claimed):  # a space more, 1E-5 for 1e-5: the meaning stands, the disk is not sound
             raise BadCheckpoint("the manifest is damaged (its bytes differ from what was written)")
         return Manifest.model_validate(body)
-    except FileNotFoundError:
-        raise BadCheckpoint("no manifest: it was never committed") from None
-    except OSError as error:
-        raise BadCheckpoint(f"the manifest cannot be read: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
         raise BadCheckpoint(f"the manifest is damaged ({type(error).__name__})") from error
 
 
 def verify(folder: Path, *, run_id: str, step: int) -> Manifest:
-    """Check every byte of a checkpoint.
+    """Check every byte of a checkpoint that lies in a folder.
 
     Raises:
         BadCheckpoint: it is of another run or step, or a file is missing, of wrong size, or of wrong content.
     """
     manifest = read(folder)
+    check(manifest, run_id=run_id, step=step, problem_of=lambda name, entry: problem(folder / name, entry))
+    return manifest
+
+
+def check(manifest: Manifest, *, run_id: str, step: int, problem_of: Callable[[str, FileEntry], str]) -> None:
+    """Check what a manifest says of itself and, by `problem_of`, called in several threads, each of its files.
+
+    Raises:
+        BadCheckpoint: it is of another run or step, or something is wrong with a file.
+    """
     if manifest.run_id != run_id:
         raise BadCheckpoint(f"it belongs to run {manifest.run_id!r}")
     if manifest.step != step:
         raise BadCheckpoint(f"its manifest is of step {manifest.step}")
     with ThreadPoolExecutor(min(VERIFY_THREADS, max(1, len(manifest.files)))) as pool:
-        problems = pool.map(lambda item: _problem(folder / item[0], item[1]), manifest.files.items())
-        found = [problem for problem in problems if problem]
+        found = [text for text in pool.map(problem_of, manifest.files, manifest.files.values()) if text]
     if found:
         raise BadCheckpoint("; ".join(found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else ""))
-    return manifest
 
 
 def entry_of(path: Path) -> FileEntry:
@@ -119,11 +142,12 @@ def write(folder: Path, manifest: Manifest) -> None:
         os.fsync(out.fileno())
 
 
-def _problem(path: Path, entry: FileEntry) -> str:
+def problem(path: Path, entry: FileEntry) -> str:
     """Return what is wrong with a file. A disk or a file server that hiccups is asked again: that is no damage."""
     for pause in (*READ_PAUSES, None):
         try:
-            return _difference(path, entry)
+            size = path.stat().st_size  # of a wrong size, nothing is read
+            return difference(path.name, entry, size, _sha256(path) if size == entry.bytes else "")
         except FileNotFoundError:
             return f"{path.name} is missing"
         except OSError as error:
@@ -133,11 +157,11 @@ def _problem(path: Path, entry: FileEntry) -> str:
     raise AssertionError("the last try has no pause")
 
 
-def _difference(path: Path, entry: FileEntry) -> str:
-    size = path.stat().st_size
+def difference(name: str, entry: FileEntry, size: int, sha256: str) -> str:
+    """Return in what a file differs from what was written."""
     if size != entry.bytes:
-        return f"{path.name} has {size} bytes instead of {entry.bytes}"
-    return "" if _sha256(path) == entry.sha256 else f"{path.name} has other content than was written (checksum)"
+        return f"{name} has {size} bytes instead of {entry.bytes}"
+    return "" if sha256 == entry.sha256 else f"{name} has other content than was written (checksum)"
 
 
 def _sha256(path: Path) -> str:

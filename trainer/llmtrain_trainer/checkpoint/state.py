@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def snapshot(live: TrainingState, rank: int) -> dict[str, Any]:
     return {**state, **random_state(rank)}
 
 
-def whole_bytes(snapshot: dict[str, Any]) -> int:
+def whole_bytes(snapshot: Mapping[str, Any]) -> int:
     """Return what the tensors of all ranks take on disk together, as far as one rank's snapshot tells."""
     shapes = ((getattr(tensor, "global_shape", tensor.shape), tensor.element_size()) for tensor in snapshot.values())
     return sum(math.prod(shape) * size for shape, size in shapes)
@@ -73,14 +73,20 @@ def random_state(rank: int) -> dict[str, Tensor]:
     return state
 
 
-def restore(folder: Path, manifest: Manifest, live: TrainingState, *, rank: int, same_layout: bool) -> None:
+def restore(
+    fill: Callable[[dict[str, Tensor]], None], manifest: Manifest, live: TrainingState, *, rank: int, same_layout: bool
+) -> None:
     """Load a verified checkpoint into the live state. Needs no other rank: each reads what its own shards need.
 
-    Raises:
-        CheckpointError: it cannot be read although it verified.
+    Args:
+        fill: reads tensors by name, in place; raises CheckpointError where it cannot.
+        manifest: of the checkpoint.
+        live: what is filled.
+        rank: this one.
+        same_layout: it was made by ranks laid out as they are now, so that their generators go on too.
     """
     generators = random_state(rank) if same_layout else {}
-    read(folder, {**tensors(live), **generators})
+    fill({**tensors(live), **generators})
     if same_layout:
         torch.set_rng_state(generators[f"random.{rank}.cpu"])
         if (cuda := generators.get(f"random.{rank}.cuda")) is not None:
@@ -92,8 +98,10 @@ def restore(folder: Path, manifest: Manifest, live: TrainingState, *, rank: int,
         )
 
 
-def read(folder: Path, state: dict[str, Tensor]) -> None:
+def read(folder: Path, state: dict[str, Tensor], reader: FileSystemReader | None = None) -> None:
     """Fill tensors by name, in place, from a verified checkpoint. Needs no process group; other names are not read.
+
+    `reader` is for one that does not simply lie in `folder`.
 
     Raises:
         CheckpointError: it cannot be read although it verified.
@@ -101,7 +109,7 @@ def read(folder: Path, state: dict[str, Tensor]) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # no_dist is what we want
-            load(dict(state), storage_reader=FileSystemReader(folder), no_dist=True)
+            load(dict(state), storage_reader=reader or FileSystemReader(folder), no_dist=True)
     except CheckpointException as error:
         raise CheckpointError(f"{folder} verifies but cannot be loaded: {first_problem(error)}") from error
     except (RuntimeError, KeyError, ValueError, OSError) as error:

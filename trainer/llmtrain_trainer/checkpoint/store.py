@@ -1,9 +1,6 @@
-"""The folder of a run's checkpoints: who owns it, what lies in it, how a checkpoint appears in it and leaves it.
+"""A store that is a folder: how a checkpoint appears in it and leaves it (base.py says what is in it).
 
-    owner.json                      the run that this folder belongs to
-    metrics.jsonl                   one line per step (written by metrics/)
-    step-00000100/                  a committed checkpoint: run.json, shards, .metadata, manifest.json
-    step-00000200.attempt-3.tmp/    one being written; becomes step-00000200 by a rename
+    step-00000200.attempt-3.tmp/    a checkpoint being written; becomes step-00000200 by a rename
 
 Only in folders whose run.json names our run is anything removed, and there only files that we wrote. A foreign folder
 that has the name of a checkpoint to be committed is moved aside (step-N.replaced-by-attempt-M) with all that is in it.
@@ -18,45 +15,32 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from llmtrain_trainer.checkpoint import manifest as manifests
-from llmtrain_trainer.checkpoint.manifest import BadCheckpoint, Manifest
-from llmtrain_trainer.errors import CheckpointError, UserError
+from torch import Tensor
 
-OWNER = "owner.json"
-MARKER = "run.json"
+from llmtrain_trainer.checkpoint import manifest as manifests
+from llmtrain_trainer.checkpoint import state as states
+from llmtrain_trainer.checkpoint.base import MARKER, OUR_FILES, OWNER, Store, name_of
+from llmtrain_trainer.checkpoint.manifest import BadCheckpoint, Manifest
+from llmtrain_trainer.checkpoint.room import Room
+from llmtrain_trainer.errors import CheckpointError
+
 SCRAP = ".llmtrain-scrap-"
-FIELD = "checkpoint.store"
 COMMITTED_NAME = re.compile(r"step-(\d+)")
 STAGING_NAME = re.compile(r"step-(\d+)\.attempt-\d+\.tmp")
 REPLACED_NAME = re.compile(r"step-(\d+)\.replaced-by-attempt-\d+")
-OUR_FILES = re.compile(r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|manifest\.json|run\.json")
 OWNER_VISIBLE_SECONDS = 10.0
 """How long a network file system may take to show rank 0's file to another node."""
 
 
-@dataclass(frozen=True)
-class Resume:
-    """What a restart goes on from."""
-
-    manifest: Manifest | None
-    """None: from the beginning."""
-    skipped: tuple[str, ...]
-    """Newer checkpoints that do not verify, each with the reason."""
-
-
-class CheckpointStore:
-    """Rank 0's hand on the folder; other ranks only write their shards into staging()."""
+class CheckpointStore(Store):
+    """Rank 0's hand on the folder; other ranks only write their shards into staging_path()."""
 
     def __init__(self, root: Path, *, uri: str, run_id: str, attempt: int) -> None:
-        self.root = root
-        self._uri = uri
-        self._run_id = run_id
-        self._attempt = attempt
-        self._bad: set[int] = set()
+        super().__init__(uri, run_id=run_id, attempt=attempt)
+        self.root = self.metrics_folder = root
 
     @classmethod
     def to_read(cls, root: Path) -> CheckpointStore:
@@ -160,26 +144,23 @@ class CheckpointStore:
         for path in self.root.glob(f"{SCRAP}*"):
             path.unlink(missing_ok=True)
 
-    def _check_owner(self, content: str) -> None:
-        try:
-            owner = json.loads(content)["runId"]
-        except (ValueError, KeyError, TypeError):
-            owner = f"(unreadable {OWNER})"
-        if owner != self._run_id:
-            raise self._wrong(
-                f"the folder belongs to the run {owner!r}, this is {self._run_id!r}",
-                allowed="a folder of its own for each job",
-                fix=f"choose another folder, or, if that run is no longer needed, remove {self.root / OWNER}",
-            )
-
-    def _wrong(self, problem: str, *, allowed: str, fix: str) -> UserError:
-        return UserError(FIELD, self._uri, problem, allowed=allowed, fix=fix)
-
     def committed_path(self, step: int) -> Path:
-        return self.root / f"step-{step:08d}"
+        return self.root / name_of(step)
 
     def staging_path(self, step: int) -> Path:
-        return self.root / f"step-{step:08d}.attempt-{self._attempt}.tmp"
+        return self.root / f"{name_of(step)}.attempt-{self._attempt}.tmp"
+
+    def publish(self, step: int, names: list[str]) -> None:
+        """All workers see the folder anyway."""
+
+    def discard(self, step: int) -> None:
+        """Nothing is a rank's alone: abandon() removes the folder."""
+
+    def where(self, step: int) -> str:
+        return str(self.staging_path(step))
+
+    def room_for(self, snapshot: Mapping[str, Tensor]) -> Room:
+        return Room(self.root, states.whole_bytes(snapshot))
 
     def begin(self, step: int) -> Path:
         """Make the staging folder of this attempt, marked as ours before anything else is in it.
@@ -206,7 +187,7 @@ class CheckpointStore:
         with contextlib.suppress(OSError):
             self._remove(self.staging_path(step))
 
-    def commit(self, manifest: Manifest) -> Path:
+    def commit(self, manifest: Manifest) -> None:
         """Turn the staging folder into a checkpoint: manifest, rename, each made durable before the next.
 
         Raises:
@@ -227,20 +208,6 @@ class CheckpointStore:
         else:
             staging.rename(target)
         _fsync_folder(self.root)
-        return target
-
-    def newest_good(self) -> Resume:
-        """Return the newest checkpoint of which every byte verifies, and why newer ones do not."""
-        skipped: list[str] = []
-        for step, path in sorted(self._numbered(COMMITTED_NAME), reverse=True):
-            try:
-                return Resume(manifests.verify(path, run_id=self._run_id, step=step), tuple(skipped))
-            except BadCheckpoint as error:
-                self._bad.add(step)
-                skipped.append(f"{path.name}: {error}")
-        if skipped:
-            skipped.insert(0, "no checkpoint verifies, so training begins anew")
-        return Resume(None, tuple(skipped))
 
     def good(self, step: int) -> Manifest:
         """Return the manifest of a step's checkpoint, of which every byte verifies.
@@ -249,6 +216,9 @@ class CheckpointStore:
             BadCheckpoint: it does not, or there is none of this step.
         """
         return manifests.verify(self.committed_path(step), run_id=self._run_id, step=step)
+
+    def read(self, manifest: Manifest, tensors: dict[str, Tensor]) -> None:
+        states.read(self.committed_path(manifest.step), tensors)
 
     def steps(self) -> list[int]:
         """Return the steps of which a checkpoint lies here, good or not, the oldest first."""
@@ -266,19 +236,8 @@ class CheckpointStore:
                 with contextlib.suppress(OSError):  # killed between the folder and its mark: an empty one is nobody's
                     path.rmdir()
 
-    def retire(self, keep: int, *, newest: int, permanent: int | None = None) -> None:
-        """Remove our checkpoints but the newest `keep` up to `newest`, which is good: it stays.
-
-        Those at multiples of `permanent` stay too. One that did not verify when this attempt started counts for
-        nothing and goes, unless it is permanent: what is left of it may be all there is of its step.
-        """
-        self._bad.discard(newest)
-        older = sorted((step, path) for step, path in self._numbered(COMMITTED_NAME) if step < newest)
-        good = [(step, path) for step, path in older if step not in self._bad]
-        bad = [(step, path) for step, path in older if step in self._bad]
-        for step, path in (*bad, *good[: max(0, len(good) - keep + 1)]):
-            if permanent is None or step % permanent:
-                self._remove(path)
+    def remove(self, step: int) -> None:
+        self._remove(self.committed_path(step))
 
     def _numbered(self, pattern: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
         for path in self.root.iterdir():

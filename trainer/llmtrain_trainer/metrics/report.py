@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain_api.sync import Progress
-from llmtrain_trainer.checkpoint.manager import Committed, Failed
+from llmtrain_trainer.checkpoint.base import METRICS
+from llmtrain_trainer.checkpoint.outcome import Committed, Failed
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.metrics.balance import Balance, shares
 from llmtrain_trainer.metrics.lines import LineFile
@@ -21,7 +22,6 @@ from llmtrain_trainer.metrics.record import StepRecord
 from llmtrain_trainer.metrics.sinks import Sinks
 from llmtrain_trainer.metrics.speed import MemoryMeter
 
-METRICS = "metrics.jsonl"
 BAR_WIDTH = 24
 
 

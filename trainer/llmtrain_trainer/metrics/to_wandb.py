@@ -42,7 +42,9 @@ def open_sink(config: RunConfig, first: StepRecord) -> WandbSink:
             "metrics.wandb.mode online needs a key, and the environment has no WANDB_API_KEY; fix: set it in "
             f"workers.template for the container {CONTAINER}, from a Secret, or use mode offline"
         )
-    folder = config.local_path("checkpoint.store", config.spec.checkpoint.store)
+    store = config.spec.checkpoint.store
+    # Behind S3 there is no folder for it.
+    folder = config.work_dir if store.startswith("s3://") else config.local_path("checkpoint.store", store)
     run = wandb.init(
         project=settings.project,
         entity=settings.entity,

@@ -190,3 +190,10 @@ def test_overlay(base: dict[str, Any], patch: dict[str, Any], merged: dict[str, 
     before = json.dumps([base, patch])
     assert overlay(base, patch) == merged
     assert json.dumps([base, patch]) == before, "neither input is changed"
+
+
+def test_credentials_of_the_store_come_from_its_secret() -> None:
+    assert "envFrom" not in trainer(pod())
+    manifest = pod(make_job().with_spec(checkpoint={"store": "s3://bucket/x", "secretName": "keys"}))
+    assert trainer(manifest)["envFrom"] == [{"secretRef": {"name": "keys"}}]
+    assert not [volume for volume in manifest["spec"]["volumes"] if "persistentVolumeClaim" in volume]

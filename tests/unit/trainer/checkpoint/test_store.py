@@ -41,7 +41,8 @@ def _commit(store: CheckpointStore, step: int, run_id: str = RUN) -> Path:
         created_at=time.time(),
         files={shard.name: entry_of(shard)},
     )
-    return store.commit(manifest)
+    store.commit(manifest)
+    return store.committed_path(manifest.step)
 
 
 def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:

@@ -1,0 +1,298 @@
+"""A store behind an S3 address (base.py: what is in it), by fsspec and s3fs, which read AWS's usual environment.
+
+An object appears whole or not at all, and none can be renamed: shards are put where they stay, and the manifest, put
+last, is the commit. Each rank puts its checkpoint together in a folder of its own first (the spool), and reads from
+there: of a checkpoint to go on from, it fetches the files that hold its part, and checks each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import s3fs
+from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError, NoCredentialsError
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+from llmtrain_api.uris import Uri
+from llmtrain_trainer.checkpoint import manifest as manifests
+from llmtrain_trainer.checkpoint import state as states
+from llmtrain_trainer.checkpoint.base import MARKER, METRICS, OUR_FILES, OWNER, Store, name_of
+from llmtrain_trainer.checkpoint.manifest import BadCheckpoint, FileEntry, Manifest
+from llmtrain_trainer.config import RunConfig
+from llmtrain_trainer.errors import CheckpointError
+
+CONNECTION = {"connect_timeout": 5, "read_timeout": 60, "retries": {"max_attempts": 2, "mode": "standard"}}
+"""Of botocore, in seconds; s3fs tries five times on top. All of it is well within writer.SAVE_TIMEOUT."""
+CREDENTIALS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+
+
+class _NoCredentialsError(OSError):
+    """None were found: a mistake at the start; later the cloud, which gives them, may be away."""
+
+
+class _WrongChecksumError(OSError):
+    """The server sent other bytes than it noted when they were put."""
+
+
+class ObjectStore(Store):
+    """One rank's hand on the objects below the address; rank 0 makes and removes checkpoints."""
+
+    def __init__(self, uri: Uri, config: RunConfig) -> None:
+        launch = config.launch
+        super().__init__(config.spec.checkpoint.store, run_id=launch.run_id, attempt=launch.attempt)
+        self._root = uri.path.strip("/")
+        self._secret = config.spec.checkpoint.secret_name
+        self.metrics_folder = config.work_dir / f"s3-{hashlib.sha256(self._root.encode()).hexdigest()[:16]}"
+        self._spool = self.metrics_folder / f"rank-{launch.global_rank}"
+        shutil.rmtree(self._spool, ignore_errors=True)
+        self._spool.mkdir(parents=True)
+        self._remote = s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True, config_kwargs=CONNECTION)
+
+    def claim(self) -> str:
+        try:
+            with _plain_errors():
+                content = self._create_owner()
+                self._check_owner(content)
+                self._bring_metrics()
+            return content
+        except _NoCredentialsError as error:
+            raise self._no_credentials() from error
+        except PermissionError as error:
+            raise self._wrong(
+                f"the server refuses: {error}",
+                allowed="an address that these credentials may list, read, write and delete",
+                fix=f"give them the right to, or correct {CREDENTIALS} in the Secret of checkpoint.secretName "
+                f"({self._secret or 'none is named'})",
+            ) from error
+        except FileNotFoundError as error:
+            raise self._wrong(
+                f"there is no bucket {self._root.partition('/')[0]!r}",
+                allowed="s3://BUCKET/PATH of a bucket that exists",
+                fix="make the bucket, or correct the address, or AWS_ENDPOINT_URL if the bucket is on another server",
+            ) from error
+        except OSError as error:
+            raise CheckpointError(f"spec.checkpoint.store {self._uri} cannot be reached: {error}") from error
+
+    def expect(self, owner: str) -> None:
+        try:
+            with _plain_errors():
+                seen = self._remote.cat_file(self._key(OWNER)).decode()
+        except _NoCredentialsError as error:
+            raise self._no_credentials() from error
+        except FileNotFoundError:
+            seen = ""
+        except OSError as error:
+            raise CheckpointError(f"spec.checkpoint.store {self._uri} cannot be reached: {error}") from error
+        if seen != owner:
+            raise self._wrong(
+                "this worker does not see the store that worker 0 sees",
+                allowed="one server for all workers",
+                fix="give all workers the same AWS_ENDPOINT_URL",
+            )
+
+    def steps(self) -> list[int]:
+        return sorted(step for step, names in self._listed().items() if manifests.NAME in names)
+
+    def good(self, step: int) -> Manifest:
+        try:
+            with _plain_errors():
+                content = self._remote.cat_file(self._key(name_of(step), manifests.NAME))
+        except FileNotFoundError:
+            raise BadCheckpoint("no manifest: it was never committed") from None
+        except _WrongChecksumError as error:
+            raise BadCheckpoint("the manifest is damaged (checksum of the server)") from error
+        manifest = manifests.parse(content)
+        manifests.check(manifest, run_id=self._run_id, step=step, problem_of=lambda n, e: self._problem(step, n, e))
+        return manifest
+
+    def read(self, manifest: Manifest, tensors: dict[str, Tensor]) -> None:
+        folder = self._spool / "read"
+        folder.mkdir(exist_ok=True)
+        try:
+            states.read(folder, tensors, _FetchingReader(folder, lambda name: self._fetch(manifest, name, folder)))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def staging_path(self, step: int) -> Path:
+        return self._spool / name_of(step)
+
+    def where(self, step: int) -> str:
+        way = f"by way of {self._spool.parent}, which needs room for the shards of the worker's ranks"
+        return f"{self._uri}/{name_of(step)} ({way})"
+
+    def room_for(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Nobody knows it: a bucket has no end, and which ranks write what they hold alike is torch's choice."""
+
+    def begin(self, step: int) -> Path:
+        path = self.staging_path(step)
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        mark = {"runId": self._run_id, "step": step, "attempt": self._attempt}
+        (path / MARKER).write_text(json.dumps(mark), encoding="utf-8")
+        return path
+
+    def publish(self, step: int, names: list[str]) -> None:
+        path = self.staging_path(step)
+        with _plain_errors():
+            for name in names:
+                self._remote.put_file(str(path / name), self._key(name_of(step), name))
+        self.discard(step)
+
+    def discard(self, step: int) -> None:
+        shutil.rmtree(self.staging_path(step), ignore_errors=True)
+
+    def commit(self, manifest: Manifest) -> None:
+        folder = name_of(manifest.step)
+        with _plain_errors():
+            there = self._remote.find(self._key(folder), detail=True, withdirs=False)
+            sizes = {key.rsplit("/", 1)[-1]: int(info["size"]) for key, info in there.items()}
+            missing = [name for name, entry in manifest.files.items() if sizes.get(name) != entry.bytes]
+            if missing:
+                raise CheckpointError(f"{', '.join(missing[:3])} not in {self._uri}/{folder}: do all workers share it?")
+            lines = self.metrics_folder / METRICS
+            if lines.exists():  # before the commit: who goes on from the checkpoint finds those that lead up to it
+                self._remote.put_file(str(lines), self._key(METRICS))
+            self._remote.pipe_file(self._key(folder, manifests.NAME), manifest.to_bytes())
+
+    def abandon(self, step: int) -> None:
+        with contextlib.suppress(OSError), _plain_errors():
+            names = self._listed().get(step, set())
+            if manifests.NAME not in names:
+                self._delete(step, names)
+
+    def remove(self, step: int) -> None:
+        with _plain_errors():
+            self._delete(step, self._listed().get(step, set()))
+
+    def unfinished(self) -> list[str]:
+        return [name_of(step) for step, names in sorted(self._listed().items()) if manifests.NAME not in names]
+
+    def clear_unfinished(self) -> None:
+        for step, names in self._listed().items():
+            if manifests.NAME not in names:
+                with contextlib.suppress(OSError), _plain_errors():
+                    self._delete(step, names)
+        with contextlib.suppress(OSError), _plain_errors():  # some servers cannot list them
+            self._abort_uploads()
+
+    def _key(self, *parts: str) -> str:
+        return "/".join((self._root, *parts))
+
+    def _create_owner(self) -> str:
+        content = json.dumps({"runId": self._run_id, "id": uuid.uuid4().hex, "createdAt": time.time()})
+        key = self._key(OWNER)
+        if not self._remote.exists(key):
+            with contextlib.suppress(FileExistsError):  # another run was quicker: only one of the two wins
+                self._remote.pipe_file(key, content.encode(), mode="create")
+        return str(self._remote.cat_file(key).decode())
+
+    def _bring_metrics(self) -> None:
+        """Take over the lines of earlier attempts, unless this worker holds more of them."""
+        own = self.metrics_folder / METRICS
+        with contextlib.suppress(FileNotFoundError):
+            if not own.exists() or own.stat().st_size < int(self._remote.info(self._key(METRICS))["size"]):
+                self._remote.get_file(self._key(METRICS), str(own))
+
+    def _listed(self) -> dict[int, set[str]]:
+        """Return the names of our files by step."""
+        with _plain_errors():
+            keys = self._remote.find(self._root)
+        found: dict[int, set[str]] = {}
+        for key in keys:
+            folder, _, name = str(key).removeprefix(f"{self._root}/").rpartition("/")
+            number = folder.removeprefix("step-")
+            if number.isdecimal() and folder == name_of(int(number)) and OUR_FILES.fullmatch(name):
+                found.setdefault(int(number), set()).add(name)
+        return found
+
+    def _delete(self, step: int, names: set[str]) -> None:
+        if manifests.NAME in names:
+            self._remote.rm_file(self._key(name_of(step), manifests.NAME))
+        rest = [self._key(name_of(step), name) for name in sorted(names - {manifests.NAME})]
+        if rest:
+            self._remote.rm(rest)
+
+    def _abort_uploads(self) -> None:
+        """Give back what a killed attempt had uploaded of large files: no listing shows it, but it takes room."""
+        bucket, _, prefix = self._root.partition("/")
+        found = self._remote.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/step-")
+        for upload in found.get("Uploads", ()):
+            self._remote.call_s3(
+                "abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+            )
+
+    def _problem(self, step: int, name: str, entry: FileEntry) -> str:
+        """Return what is wrong with an object, of which every byte is read."""
+        digest = hashlib.sha256()
+        try:
+            with _plain_errors(), self._remote.open(self._key(name_of(step), name), "rb", cache_type="none") as file:
+                if file.size != entry.bytes:  # of a wrong size, nothing is read
+                    return manifests.difference(name, entry, file.size, "")
+                while chunk := file.read(manifests.CHUNK_BYTES):
+                    digest.update(chunk)
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except _WrongChecksumError:
+            return f"{name} has other content than was written (checksum of the server)"
+        return manifests.difference(name, entry, entry.bytes, digest.hexdigest())
+
+    def _fetch(self, manifest: Manifest, name: str, folder: Path) -> None:
+        path = folder / name
+        if path.exists():
+            return
+        try:
+            with _plain_errors():
+                self._remote.get_file(self._key(name_of(manifest.step), name), str(path))
+        except OSError as error:
+            raise CheckpointError(f"{self._uri}/{name_of(manifest.step)}/{name} cannot be read: {error}") from error
+        if problem := manifests.problem(path, manifest.files[name]):
+            raise CheckpointError(f"{self._uri}/{name_of(manifest.step)}: {problem}")
+
+    def _no_credentials(self) -> Exception:
+        return self._wrong(
+            "no credentials were found for it",
+            allowed=f"an address whose credentials the workers have: {CREDENTIALS}, or an identity of the cloud",
+            fix=f"name in checkpoint.secretName a Secret with {CREDENTIALS} (locally: set them in the environment)",
+        )
+
+
+class _FetchingReader(FileSystemReader):
+    """Reads a checkpoint from a folder into which each file comes when it is needed."""
+
+    def __init__(self, folder: Path, fetch: Callable[[str], None]) -> None:
+        super().__init__(folder)
+        self._fetch = fetch
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+        self._fetch(".metadata")
+        return super().read_metadata(*args, **kwargs)
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        names = sorted({self.storage_data[item.storage_index].relative_path for item in plan.items})
+        with ThreadPoolExecutor(manifests.VERIFY_THREADS) as pool:
+            list(pool.map(self._fetch, names))
+        return super().read_data(plan, planner)
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Let all that the libraries raise come as OSError, in one line."""
+    try:
+        yield
+    except NoCredentialsError as error:
+        raise _NoCredentialsError(str(error)) from error
+    except FlexibleChecksumError as error:
+        raise _WrongChecksumError(str(error)) from error
+    except (BotoCoreError, ClientError, aiohttp.ClientError) as error:
+        raise OSError(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}") from error
