@@ -110,7 +110,8 @@ class Links:
 
     def _over_shards(self, stages: list[Stage], size: int) -> Load:
         whole = self._whole(stages)
-        messages = sum(stage.layers + stage.first + stage.last for stage in stages)
+        together = self._weights.layers_together
+        messages = sum(math.ceil(stage.layers / together) + stage.first + stage.last for stage in stages)
         if self._layout.flat:
             messages = math.ceil(FP32 * whole.total / BUCKET_BYTES)
         rest = self._collective("shard", size * whole.rest, messages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,10 +13,15 @@ from llmtrain_api.stages import layers_of_stages, stages_of_rank
 FP32 = 4
 COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 BUCKET_BYTES = 25 << 20
-"""Of fp32 gradients that travel together where parameters lie whole (trainer: parallel/bucket.py). DDP's choice: large
-enough for the bandwidth, small enough to begin before backward ends."""
+"""Of fp32 gradients that travel together at least (trainer: parallel/{bucket,fsdp}.py). DDP's choice: large enough for
+the bandwidth, small enough to begin before backward ends."""
 MOMENTS: dict[OptimizerName, int] = {"adamw": 2, "lion": 1, "muon": 1}
 """fp32 numbers that the optimizer remembers of each parameter of a layer."""
+
+
+def layers_together(elements: float) -> int:
+    """Return how many consecutive layers of so many elements FSDP2 gathers, reduces and frees together."""
+    return math.ceil(BUCKET_BYTES / (FP32 * elements))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmtrain_api.planning.layout import BUCKET_BYTES, FP32, Layout, Stage
+from llmtrain_api.planning.layout import BUCKET_BYTES, FP32, Layout, Stage, layers_together
 from llmtrain_api.planning.schedule import waiting
 
 ROUTER_COPIES = 4
@@ -68,6 +68,10 @@ class Weights:
             self.mixture = Elements(rest, dims.moe.experts * expert / layout.axes.expert)
         self.embedding = dims.vocab_size * dims.dim / tensor
         self.head = self.embedding + dims.dim
+        largest = max(0.0 if dims.moe else self.dense.total, self.mixture.total)
+        self.layers_together = layers_together(largest)
+        self.unit = self.layers_together * largest
+        """Elements of what FSDP2 gathers at once."""
 
     def ends(self, stage: Stage) -> Elements:
         """Return the root's own parameters: what lies in no layer."""
@@ -205,15 +209,15 @@ def _whole_weights(layout: Layout, weights: Weights, layers: Elements, ends: flo
         return 0.0  # what the optimizer moves and what the model computes with are the same memory
     if layout.flat:
         return size * (layers.total + ends)
-    largest = _largest(layout, weights)
+    unit = weights.unit
     # With a pipeline FSDP frees nothing between backward passes, whatever the stage of ZeRO.
-    gathered = layers.total if axes.pipeline > 1 or axes.zero_stage < 3 else min(layers.total, 2 * largest)
+    gathered = layers.total if axes.pipeline > 1 or axes.zero_stage < 3 else min(layers.total, 2 * unit)
     return size * (gathered + ends)
 
 
 def _gradients(layout: Layout, weights: Weights, layers: Elements, ends: float, own: float) -> float:
     """Return the bytes of gradients when there are most of them."""
-    size, largest = layout.work.compute_bytes, _largest(layout, weights)
+    size, unit = layout.work.compute_bytes, weights.unit
     earlier = own if layout.reductions > 1 else 0.0  # sums of an earlier reduction of the step
     if layout.flat:  # packed whole, in buckets; what is sent in one lives until all have arrived
         whole = layers.total + ends
@@ -221,11 +225,6 @@ def _gradients(layout: Layout, weights: Weights, layers: Elements, ends: float, 
     if layout.accumulates:
         # Each group's gradients become shards and are let go: what is whole is never beside all that is sharded,
         # unless an earlier reduction of the step has left its shards.
-        return FP32 * (layers.total + ends + max(ends, largest) + earlier)
+        return FP32 * (layers.total + ends + max(ends, min(layers.total, unit)) + earlier)
     # Some in the type of compute, with the fp32 copy that is reduced.
-    return FP32 * own + (size + FP32) * max(ends, min(layers.total, 2 * largest))
-
-
-def _largest(layout: Layout, weights: Weights) -> float:
-    """Return the elements of the largest layer."""
-    return max(weights.dense.total if layout.work.dims.moe is None else 0.0, weights.mixture.total)
+    return FP32 * own + (size + FP32) * max(ends, min(layers.total, 2 * unit))

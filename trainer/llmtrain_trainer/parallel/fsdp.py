@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import torch
@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from llmtrain_api.planning.layout import BUCKET_BYTES, FP32
 from llmtrain_trainer.model.moe import MixtureOfExperts
 from llmtrain_trainer.model.transformer import Transformer
 from llmtrain_trainer.parallel.apply import COMPUTE_TYPE, Meshes, Sharing, materialise, named_parameters
@@ -75,7 +76,8 @@ def _shard(model: Transformer, sharing: Sharing) -> FSDPModule:
             fully_shard(
                 experts, mesh=meshes.experts, reshard_after_forward=frees, mp_policy=policy, shard_placement_fn=rows
             )
-        fully_shard(block, mesh=where, reshard_after_forward=frees, mp_policy=policy)
+    for together in _units(model):
+        fully_shard(together, mesh=where, reshard_after_forward=frees, mp_policy=policy)
     # Backward begins with the root's own parameters (the output), so freeing them after forward would only cost.
     root = fully_shard(model, mesh=where, reshard_after_forward=False, mp_policy=policy)
     for module in model.modules():
@@ -83,6 +85,20 @@ def _shard(model: Transformer, sharing: Sharing) -> FSDPModule:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
     return root
+
+
+def _units(model: Transformer) -> Iterator[list[nn.Module]]:
+    """Yield the blocks that are gathered and reduced together: small ones share messages, others have their own."""
+    unit: list[nn.Module] = []
+    elements = 0
+    for block in model.blocks():
+        unit.append(block)
+        elements += sum(p.numel() for p in block.parameters() if not isinstance(p, DTensor))  # experts are apart
+        if elements * FP32 >= BUCKET_BYTES:
+            yield unit
+            unit, elements = [], 0
+    if unit:
+        yield unit
 
 
 def _rows_to_shard(weight: nn.Parameter, ranks: int) -> Shard | None:
