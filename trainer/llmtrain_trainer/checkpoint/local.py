@@ -24,6 +24,7 @@ from torch import Tensor
 
 from llmtrain_trainer.checkpoint import manifest as manifests
 from llmtrain_trainer.checkpoint.header import layout_fingerprint, manifest_of
+from llmtrain_trainer.checkpoint.headroom import headroom_bytes
 from llmtrain_trainer.checkpoint.manifest import BadCheckpoint, FileEntry, Manifest
 from llmtrain_trainer.checkpoint.outcome import Committed, Failed, Position
 from llmtrain_trainer.checkpoint.writer import from_all, from_first
@@ -119,6 +120,8 @@ class LocalTier:
     def _write_own(self, staging: Path, snapshot: Mapping[str, Tensor]) -> dict[str, FileEntry] | str:
         """Write this rank's file. Returns its size and checksum, or what went wrong."""
         path = staging / self._file
+        if problem := self._too_much_memory(snapshot):
+            return problem
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             staging.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -129,6 +132,17 @@ class LocalTier:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
             return f"{error}{_free(self._root)}"
+
+    def _too_much_memory(self, snapshot: Mapping[str, Tensor]) -> str:
+        """Say why the container would be killed if all ranks of this worker wrote as much as this one."""
+        free = headroom_bytes() if self.name == "memory" else None
+        needed = self._config.launch.local_world_size * sum(tensor.nbytes for tensor in snapshot.values())
+        if free is None or free >= needed:
+            return ""
+        return (
+            f"the container's memory limit leaves {max(free, 0) / 2**20:.1f} MiB, and the ranks of this worker need "
+            f"{needed / 2**20:.1f} MiB; a higher resources.limits.memory would hold them"
+        )
 
     def _commit(self, staging: Path, manifest: Manifest) -> str:
         """Make the worker's files a checkpoint. Returns what went wrong."""
