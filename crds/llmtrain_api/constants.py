@@ -59,8 +59,11 @@ class FailureClass(StrEnum):
 
     USER_ERROR = "UserError"
     OUT_OF_MEMORY = "OutOfMemory"
+    HARDWARE = "Hardware"
     NUMERICS = "Numerics"
     CHECKPOINT = "Checkpoint"
+    NODE_LOST = "NodeLost"
+    HANG = "Hang"
     CRASH = "Crash"
     DISRUPTION = "Disruption"
     STARTUP = "Startup"
@@ -72,6 +75,10 @@ class Action(StrEnum):
 
     RESTART_RANKS = "RestartRanks"
     REPLACE_WORKER = "ReplaceWorker"
+    REPLACE_NODE = "ReplaceNode"
+    """Another pod, on another node."""
+    REQUEUE = "Requeue"
+    """Release all workers, then begin anew."""
     FAIL_JOB = "FailJob"
 
 

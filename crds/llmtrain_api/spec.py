@@ -9,6 +9,7 @@ from pydantic import Field
 from llmtrain_api.constants import MANAGER
 from llmtrain_api.meta import ApiModel, Count32, Positive32
 from llmtrain_api.planning.machine import MachineName
+from llmtrain_api.spec_failure import FailurePolicy
 from llmtrain_api.spec_metrics import Metrics
 from llmtrain_api.spec_model import Model
 from llmtrain_api.uris import FOLDER_PATTERN, SOURCE_PATTERN, STORE_PATTERN
@@ -327,43 +328,6 @@ class Checkpoint(ApiModel):
     """Committed checkpoints kept. The newest good one is never deleted."""
     keep_every_steps: Positive32 | None = None
     """Checkpoints at multiples of it are made too, and stay for good, beside the `keep` newest. Default: none stays."""
-
-
-class Deadlines(ApiModel):
-    """Every waiting phase ends. Times in seconds."""
-
-    pending_seconds: Annotated[int, Field(ge=1, le=31_536_000, json_schema_extra={"format": "int32"})] = 1800
-    """From a pod's creation until its agent reports."""
-    image_pull_seconds: Annotated[int, Field(ge=1, le=31_536_000, json_schema_extra={"format": "int32"})] = 300
-    """How long an image may fail to be pulled."""
-    start_seconds: Annotated[int, Field(ge=1, le=31_536_000, json_schema_extra={"format": "int32"})] = 1800
-    """From the order to start until the first optimizer step of the attempt."""
-    stop_seconds: Annotated[int, Field(ge=0, le=86_400, json_schema_extra={"format": "int32"})] = 60
-    """Between SIGTERM and SIGKILL: a step and a checkpoint must fit. Also the pods' termination grace."""
-
-
-class Budgets(ApiModel):
-    """Restarts allowed per failure class since the committed checkpoint last advanced. 0: fail at once."""
-
-    out_of_memory: Count32 = 1
-    """A rank or its container was killed for want of memory."""
-    numerics: Count32 = 1
-    """Loss or gradient was not finite."""
-    checkpoint: Count32 = 3
-    """A checkpoint could not be written or read."""
-    crash: Count32 = 6
-    """A rank ended by itself, by any other exit code or signal."""
-    startup: Count32 = 3
-    """A worker or its ranks did not start in time."""
-    communication: Count32 = 6
-    """Ranks lost each other and no other cause was reported."""
-
-
-class FailurePolicy(ApiModel):
-    """How much hurt a job takes before it fails with the first cause. May be changed while the job runs."""
-
-    budgets: Budgets = Budgets()
-    deadlines: Deadlines = Deadlines()
 
 
 class LLMTrainJobSpec(ApiModel):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from llmtrain_api.constants import FailureClass
-from llmtrain_api.spec import Budgets
+from llmtrain_api.spec_failure import Budgets
 from llmtrain_api.status import FailureStatus, LLMTrainJobStatus, RestartsStatus
 from llmtrain_operator.core.observed import Policy
 
 BUDGET_FIELDS = {
     FailureClass.OUT_OF_MEMORY: "outOfMemory",
+    FailureClass.HARDWARE: "hardware",
     FailureClass.NUMERICS: "numerics",
     FailureClass.CHECKPOINT: "checkpoint",
+    FailureClass.NODE_LOST: "nodeLost",
+    FailureClass.HANG: "hang",
     FailureClass.CRASH: "crash",
     FailureClass.STARTUP: "startup",
     FailureClass.COMMUNICATION: "communication",
@@ -28,8 +31,11 @@ def allowed(budgets: Budgets, failure_class: FailureClass) -> int | None:
     limits = {
         FailureClass.USER_ERROR: 0,
         FailureClass.OUT_OF_MEMORY: budgets.out_of_memory,
+        FailureClass.HARDWARE: budgets.hardware,
         FailureClass.NUMERICS: budgets.numerics,
         FailureClass.CHECKPOINT: budgets.checkpoint,
+        FailureClass.NODE_LOST: budgets.node_lost,
+        FailureClass.HANG: budgets.hang,
         FailureClass.CRASH: budgets.crash,
         FailureClass.STARTUP: budgets.startup,
         FailureClass.COMMUNICATION: budgets.communication,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmtrain_api.constants import Action, FailureClass
-from llmtrain_api.spec import Budgets
+from llmtrain_api.spec_failure import Budgets
 from llmtrain_api.status import LLMTrainJobStatus
 from llmtrain_operator.core import budgets as budget
 from llmtrain_operator.core.failures import Failure
