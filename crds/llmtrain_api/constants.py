@@ -106,6 +106,8 @@ class ConditionType(StrEnum):
     ACCEPTED = "Accepted"
     WORKERS_READY = "WorkersReady"
     PROGRESSING = "Progressing"
+    HANGING = "Hanging"
+    """A rank is overdue in what it does; the message names the one that is furthest behind."""
     SUSPENDED = "Suspended"
     COMPLETE = "Complete"
     FAILED = "Failed"

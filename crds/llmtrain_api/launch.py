@@ -28,3 +28,7 @@ class RankLaunch(ApiModel):
     """Where the rank writes a sync.RankError (JSON, to a temporary name, then renamed) before a failing exit."""
     progress_socket: str = ""
     """Unix datagram socket: rank 0 sends one sync.Progress JSON per step, never blocking. Empty: nobody listens."""
+    beat_file: str = ""
+    """Where the rank writes its heartbeat. Empty: nobody reads it."""
+    stacks_file: str = ""
+    """Where the rank appends the stacks of all its threads at SIGUSR2. Empty: it does not."""

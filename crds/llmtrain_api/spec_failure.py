@@ -45,8 +45,21 @@ class Budgets(ApiModel):
     """Ranks lost each other and no other cause was reported."""
 
 
+class HangLimits(ApiModel):
+    """How long a rank may stay in one part of a step: factor x p99 of its own newest steps + floorSeconds.
+
+    A large floorSeconds turns the detection off.
+    """
+
+    factor: Annotated[int, Field(ge=1, le=1000, json_schema_extra={"format": "int32"})] = 3
+    """So many times the 99th percentile of the durations of the rank's newest 256 steps."""
+    floor_seconds: Annotated[int, Field(ge=1, le=31_536_000, json_schema_extra={"format": "int32"})] = 10
+    """So much longer. With the default, a hang is noticed before the process group gives up on it."""
+
+
 class FailurePolicy(ApiModel):
     """How much hurt a job takes before it fails with the first cause. May be changed while the job runs."""
 
     budgets: Budgets = Budgets()
     deadlines: Deadlines = Deadlines()
+    hang: HangLimits = HangLimits()

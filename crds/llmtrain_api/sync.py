@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, FiniteFloat
 
 from llmtrain_api.meta import ApiModel, LenientModel
+from llmtrain_api.sync_beat import Beat
 
 SYNC_PATH = "/v1/jobs/{namespace}/{name}/workers/{pod}/sync"
 HOLD_SECONDS = 25.0
@@ -103,6 +104,8 @@ class SyncRequest(LenientModel):
     """Its last report: it takes no further order, so the answer comes at once."""
     ranks: Annotated[list[RankReport], Field(max_length=64)] = Field(default_factory=list)
     progress: Progress | None = None
+    beats: Annotated[list[Beat], Field(max_length=64)] = Field(default_factory=list)
+    """Of the running ranks of `attempt`."""
 
 
 class Assignment(LenientModel):
@@ -137,6 +140,8 @@ class Order(LenientModel):
     grace_seconds: float = 0.0
     exit_code: int = 0
     assignment: Assignment | None = None
+    probe: bool = False
+    """A hang is suspected somewhere in the job: ask all ranks for their stacks once, and report every 2 s."""
 
 
 class SyncResponse(LenientModel):

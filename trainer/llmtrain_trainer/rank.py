@@ -14,6 +14,7 @@ from llmtrain_api.launch import RankLaunch
 from llmtrain_trainer import distributed
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.errors import exit_code_of, write_error_file
+from llmtrain_trainer.heartbeat import Heartbeat, dump_stacks_at_signal
 from llmtrain_trainer.train import StartPhases, Trainer
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,9 @@ def run(launch: RankLaunch) -> int:
     """
     _prepare_process(launch)
     try:
-        phases = StartPhases()
+        if launch.stacks_file:
+            dump_stacks_at_signal(launch.stacks_file)  # before the first beat, after which the agent may ask
+        phases = StartPhases(Heartbeat(launch.beat_file))
         with phases.phase("config"):
             config = RunConfig.of(launch)
         with phases.phase("rendezvous"):

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from llmtrain_api.constants import ExitCode
+from llmtrain_api.sync_beat import FINISH
 from llmtrain_trainer.checkpoint.huggingface.load import open_first_weights
 from llmtrain_trainer.checkpoint.manager import CheckpointManager
 from llmtrain_trainer.checkpoint.manifest import Manifest
@@ -21,6 +22,7 @@ from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.data.loader import BatchPlan, open_data
 from llmtrain_trainer.distributed import Ranks
 from llmtrain_trainer.errors import NumericsError
+from llmtrain_trainer.heartbeat import Heartbeat
 from llmtrain_trainer.metrics.record import StepRecord
 from llmtrain_trainer.metrics.report import Reporter
 from llmtrain_trainer.metrics.speed import Utilization
@@ -50,11 +52,13 @@ class Agreement:
 class StartPhases:
     """How long each phase of starting took, in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, heart: Heartbeat) -> None:
+        self.heart = heart
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        self.heart.enter(name)
         started = time.perf_counter()
         yield
         self.seconds[name] = round(time.perf_counter() - started, 4)
@@ -67,7 +71,7 @@ class Trainer:
         self.config = config
         self.phases = phases
         self.stop = StopRequest()
-        self.timer = StepTimer(config.device)
+        self.timer = StepTimer(config.device, phases.heart)
         self.utilization = Utilization(config)
         self.training = config.spec.training
         self.guard = StepGuard(self.training)
@@ -106,6 +110,7 @@ class Trainer:
             if not stopped:
                 self.checkpoints.save_due(position, self.state)
             self.timer.mark("checkpoint")
+        self.timer.enter(FINISH)
         self._save_last(position)
         code = ExitCode.PREEMPTED if position.step < self.training.steps else ExitCode.SUCCESS
         self.checkpoints.finish(complete=code == ExitCode.SUCCESS)
@@ -157,8 +162,10 @@ class Trainer:
     def _step(self, position: Position) -> tuple[Position, bool]:
         """Make one optimizer step. Returns where training stands after it, and whether to stop."""
         step = position.step + 1
+        self.timer.enter("data_loading", step)
         batches = self.data.loader.step(position.samples, self.plan, self.data_rank)
         loss = self.model.forward_backward(batches, self.timer, self.guard.scaler.scale)
+        self.timer.enter("sync_wait")
         gradients = self.model.gradients()
         agreed = self._agree(loss, gradients)
         self.timer.mark("sync_wait")
@@ -177,6 +184,7 @@ class Trainer:
         try:
             reason = self.guard.reason_to_skip(step, agreed.loss, agreed.grad_norm)
         except NumericsError:
+            self.timer.enter("checkpoint")
             self.checkpoints.wait()  # what is on its way is what the restart will need
             raise
         if reason:

@@ -268,6 +268,8 @@ def _view(request: SyncRequest, now: float) -> AgentView:
         stopping=request.stopping,
         ranks=tuple(request.ranks),
         progress=request.progress,
+        beats=tuple(request.beats),
+        reported_at=now,
     )
 
 
@@ -282,6 +284,8 @@ def _matters(before: AgentView, after: AgentView) -> bool:
     if after.last_seen - before.last_seen > RECONNECT_SECONDS:
         return True
     if _standing(before) != _standing(after):
+        return True
+    if any(beat.overdue for beat in (*before.beats, *after.beats)):
         return True
     return _progress_mark(before.progress) != _progress_mark(after.progress)
 

@@ -13,7 +13,7 @@ PARKED_STATES = frozenset({State.SUSPENDED, State.BLOCKED})
 
 def changes(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> tuple[Event, ...]:
     """Return the events that tell a reader of `kubectl describe` how the job got from the old status to the new one."""
-    told = (_parking, _failures, _attempts, _skipped, _unsaved, _recovery, _end)
+    told = (_parking, _suspicion, _failures, _attempts, _skipped, _unsaved, _recovery, _end)
     events = [event for tell in told for event in tell(old, new)]
     return tuple(Event(event.type, event.reason, shorten(event.message)) for event in events)
 
@@ -37,6 +37,14 @@ def _failures(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> list[Event]:
     where = f" [{failure.pod}{' on ' + failure.node if failure.node else ''}]" if failure.pod else ""
     message = f"{failure.failure_class.value}: {failure.message}{where}; attempt {new.attempt} follows"
     return [Event("Warning", failure.action.value, message)]
+
+
+def _suspicion(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> list[Event]:
+    """A verdict tells the same once more, by its action."""
+    condition = new.condition(ConditionType.HANGING)
+    if condition is None or new.attempt != old.attempt or is_true(old, ConditionType.HANGING):
+        return []
+    return [Event("Warning", "Hanging", condition.message)] if condition.status == "True" else []
 
 
 def _attempts(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> list[Event]:

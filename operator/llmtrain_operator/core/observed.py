@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from llmtrain_api.constants import RENDEZVOUS_PORT_BASE, RENDEZVOUS_PORT_SPAN
 from llmtrain_api.job import LLMTrainJob
 from llmtrain_api.sync import Progress, RankReport
+from llmtrain_api.sync_beat import Beat
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,10 @@ class AgentView:
     stopping: bool = False
     ranks: tuple[RankReport, ...] = ()
     progress: Progress | None = None
+    beats: tuple[Beat, ...] = ()
+    """Of the running ranks, as old as the report."""
+    reported_at: float = 0.0
+    """Unix seconds when the newest report came; unlike last_seen, a held request does not make it younger."""
 
 
 @dataclass(frozen=True)

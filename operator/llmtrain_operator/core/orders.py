@@ -5,6 +5,7 @@ from __future__ import annotations
 from llmtrain_api.status import LLMTrainJobStatus
 from llmtrain_api.sync import Assignment, Order
 from llmtrain_operator.core.gang import Gang, is_connected, is_finished, is_leaving, may_run_ranks_before
+from llmtrain_operator.core.hang import suspected
 from llmtrain_operator.core.names import run_id
 from llmtrain_operator.core.observed import Observed
 
@@ -38,10 +39,11 @@ def gang_orders(observed: Observed, status: LLMTrainJobStatus, gang: Gang, grace
             orders[worker.name] = Order(kind="wait", attempt=status.attempt, grace_seconds=grace)
     addresses = [slot.wanted.agent.address for slot in gang.slots if slot.wanted and slot.wanted.agent]
     if status.started_attempt == status.attempt and len(addresses) == len(gang.slots):
+        probe = suspected(status, gang)
         common = _assignment(observed, status, addresses[0])
         for worker in gang.wanted():
             assignment = common.model_copy(update={"node_rank": worker.index})
-            orders[worker.name] = Order(kind="run", attempt=status.attempt, assignment=assignment)
+            orders[worker.name] = Order(kind="run", attempt=status.attempt, assignment=assignment, probe=probe)
     return orders
 
 

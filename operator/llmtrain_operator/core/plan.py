@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from llmtrain_api.constants import MANAGER, TERMINAL_STATES, Action
 from llmtrain_api.status import LLMTrainJobStatus
-from llmtrain_operator.core import deadlines
+from llmtrain_operator.core import deadlines, hang
 from llmtrain_operator.core.actions import Plan
 from llmtrain_operator.core.changes import next_write_at, worth_writing
 from llmtrain_operator.core.conditions import is_draining
@@ -132,7 +132,9 @@ def _judge(observed: Observed, course: _Course) -> _Course:
 
 def _deadlines(observed: Observed, status: LLMTrainJobStatus, gang: Gang) -> deadlines.Verdict:
     if status.started_attempt == status.attempt:
-        return deadlines.running(observed, status, gang, has_stepped(observed, status))
+        waits = deadlines.running(observed, status, gang, has_stepped(observed, status))
+        hangs = hang.judge(observed, status, gang)
+        return deadlines.Verdict((*waits.failures, *hangs.failures), (*waits.due, *hangs.due))
     return deadlines.gathering(observed, status, gang)
 
 

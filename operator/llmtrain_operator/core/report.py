@@ -14,6 +14,7 @@ from llmtrain_operator.core.conditions import (
 )
 from llmtrain_operator.core.deadlines import trouble
 from llmtrain_operator.core.gang import Gang, is_connected
+from llmtrain_operator.core.hang import with_culprit
 from llmtrain_operator.core.names import worker_selector
 from llmtrain_operator.core.observed import Observed
 from llmtrain_operator.core.text import SHORT_LENGTH, shorten
@@ -41,6 +42,7 @@ def under_way(
     waiting = REASON_DRAINING if draining else REASON_WAITING
     reason = REASON_TRAINING if stepped else REASON_STARTING if started else waiting
     status = with_condition(observed, status, ConditionType.PROGRESSING, stepped, reason, message)
+    status = with_culprit(observed, status, gang, stepped)
     if is_true(status, ConditionType.SUSPENDED):
         status = with_condition(observed, status, ConditionType.SUSPENDED, False, "Resumed")
     return status

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import traceback
+from functools import partial
 from typing import Any
 
 from llmtrain_api.sync import Assignment, Order, Progress, SyncRequest
@@ -20,6 +21,7 @@ from llmtrain_trainer.agent.progress import ProgressInbox
 from llmtrain_trainer.agent.settings import Settings
 from llmtrain_trainer.agent.spawn import AGENT_VARIABLE
 from llmtrain_trainer.agent.supervisor import Supervisor, Surroundings
+from llmtrain_trainer.agent.watch import POLL_SECONDS, HangWatch, Means
 from llmtrain_trainer.agent.workdir import WorkDir
 
 PROGRESS_PERIOD_SECONDS = 5.0
@@ -52,6 +54,7 @@ class Agent:
             host, log, OomWatch(), self._plan_ranks, self._make_ready, self._sweep, self._client.news
         )
         self._supervisor = Supervisor(surroundings, self._loop)
+        self._watch = HangWatch(Means(partial(host.signal, group=False), log, self._client.news))
         self._told_progress: Progress | None = None
         self._told_at = self._loop.time()
         self._progress_timer: asyncio.TimerHandle | None = None
@@ -67,12 +70,13 @@ class Agent:
         self._inbox.attach(self._loop)
         sync = asyncio.create_task(self._sync())
         orphan = asyncio.create_task(self._leave_when_orphaned())
+        watch = asyncio.create_task(self._watch_ranks())
         try:
             code = await self._supervisor.finished
         finally:
-            for task in (sync, orphan):
+            for task in (sync, orphan, watch):
                 task.cancel()
-            await asyncio.gather(sync, orphan, return_exceptions=True)
+            await asyncio.gather(sync, orphan, watch, return_exceptions=True)
         await self._client.last_report(LAST_REPORT_SECONDS)
         await self._client.close()
         self._host.close()
@@ -106,6 +110,14 @@ class Agent:
                 return
             await asyncio.sleep(min(left, 1.0))
 
+    async def _watch_ranks(self) -> None:
+        while True:
+            try:
+                self._watch.look(self._supervisor.attempt, self._supervisor.running)
+            except Exception as error:  # blind for a moment is better than no watch for the rest of the job
+                self._log.error("watch_failed", error=f"{type(error).__name__}: {error}")
+            await asyncio.sleep(POLL_SECONDS)
+
     # The two ends of the long-poll
 
     def _report(self, sequence: int, seen_version: str) -> SyncRequest:
@@ -122,10 +134,14 @@ class Agent:
             stopping=self._supervisor.stopping,
             ranks=self._supervisor.ranks(),
             progress=self._inbox.newest,
+            beats=self._watch.beats(self._supervisor.attempt, self._supervisor.running),
         )
 
     def _obey(self, order: Order) -> bool:
-        return self._supervisor.obey(order)
+        accepted = self._supervisor.obey(order)
+        if accepted:
+            self._watch.obey(order)
+        return accepted
 
     def _progressed(self) -> None:
         """Decide whether new progress is news now, or later together with what follows."""

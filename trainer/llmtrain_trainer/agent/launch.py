@@ -9,9 +9,12 @@ from typing import Any
 from llmtrain_api.launch import RankLaunch
 from llmtrain_api.sync import Assignment
 from llmtrain_trainer.agent.settings import Settings
+from llmtrain_trainer.heartbeat import beat_file, stacks_file
 
 LAUNCH_VARIABLE = "LLMTRAIN_LAUNCH"
 """The RankLaunch of a rank, as JSON, in its environment."""
+FLIGHT_RECORDS = "nccl_trace_rank_"
+"""How the names of NCCL's flight records begin, in the folder of the attempt: they outlive the rank."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ def _rank_start(
         volumes=dict(settings.volumes),
         error_file=str(error_file),
         progress_socket=str(progress_socket),
+        beat_file=str(beat_file(folder, local_rank)),
+        stacks_file=str(stacks_file(folder, local_rank)),
     )
     environment = {
         "RANK": str(launch.global_rank),
@@ -69,6 +74,7 @@ def _rank_start(
         "GROUP_RANK": str(launch.node_rank),
         "MASTER_ADDR": launch.master_address,
         "MASTER_PORT": str(launch.master_port),
+        "TORCH_FR_DUMP_TEMP_FILE": str(folder / FLIGHT_RECORDS),
         LAUNCH_VARIABLE: launch.model_dump_json(by_alias=True),
     }
     return RankStart(local_rank, launch.global_rank, environment, error_file)

@@ -60,6 +60,14 @@ def children() -> list[int]:
     return found
 
 
+def process_state(pid: int) -> str:
+    """Return the letter of proc(5) for the state of a process (T: stopped); empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return ""
+
+
 def started_with(pid: int, variable: str, value: str) -> bool:
     """Say whether the process was started with this environment variable; False where it is gone or not ours."""
     try:

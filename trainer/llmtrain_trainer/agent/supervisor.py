@@ -89,6 +89,10 @@ class Supervisor:
     def idle(self) -> bool:
         return not self._gang.running and self._starting is None
 
+    @property
+    def running(self) -> list[Rank]:
+        return self._gang.running
+
     def ranks(self) -> list[RankReport]:
         return [rank.report() for rank in self._gang.ranks]
 

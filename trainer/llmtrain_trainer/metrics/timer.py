@@ -12,10 +12,23 @@ from typing import Any
 
 import torch
 
+from llmtrain_trainer.heartbeat import Heartbeat
+
 PARTS = ("data_loading", "forward", "backward", "sync_wait", "optimizer", "report", "checkpoint")
 PIPELINE_PARTS = ("data_loading", "pipeline", "sync_wait", "optimizer", "report", "checkpoint")
 AGREED = "sync_wait"
 """The part that ends when this rank knows what all have agreed on: all its work up to there has been done."""
+
+FOLLOWS = {
+    "data_loading": "forward",
+    "forward": "backward",
+    "backward": "data_loading",
+    "pipeline": "sync_wait",
+    "sync_wait": "optimizer",
+    "optimizer": "report",
+    "report": "checkpoint",
+}
+"""What begins where a part ends, unless `enter` says otherwise: for the heartbeat, which tells what is going on."""
 
 
 class StepTimer:
@@ -26,7 +39,8 @@ class StepTimer:
     way still, is not waited for, and counts for the step after it.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, heart: Heartbeat | None = None) -> None:
+        self._heart = heart or Heartbeat()
         self._on_gpu = device.type == "cuda"
         self._marks: list[tuple[str, Any]] = []
 
@@ -37,6 +51,12 @@ class StepTimer:
     def mark(self, part: str) -> None:
         """Say that what happened since the last mark was `part`."""
         self._marks.append((part, self._now()))
+        if part in FOLLOWS:
+            self._heart.enter(FOLLOWS[part])
+
+    def enter(self, part: str, step: int | None = None) -> None:
+        """Say that `part` begins now, of this step where it is the first part of one."""
+        self._heart.enter(part, step)
 
     def finish(self) -> tuple[float, dict[str, float]]:
         """Return the seconds from the last agreement (at first: the start) to the newest, and their split."""

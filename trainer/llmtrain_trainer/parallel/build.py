@@ -88,6 +88,7 @@ class RankModel:
             (self._to_device(inputs), self._to_device(targets), self._beside(inputs)) for inputs, targets in batches
         ]
         timer.mark("data_loading")
+        timer.enter("pipeline")
         inputs, targets, beside = zip(*parts, strict=True)
         self._weights.before_pipeline()
         loss = self._pipeline.forward_backward(inputs, targets, beside, self._loss)
