@@ -150,6 +150,10 @@ class ClusterSim:
             for _, rank in group:
                 rank.joined = True
             return
+        if any(rank.hung for _, rank in group):
+            for _, rank in group:
+                rank.stuck_since = rank.stuck_since or self.now
+            return
         if any(rank.kill_at is not None for _, rank in group):
             self._save()
             for _, rank in group:
@@ -190,7 +194,7 @@ class ClusterSim:
 
     def _lose_peers(self, ranks: list[SimRank]) -> None:
         for rank in ranks:
-            if rank.running and self.random.random() < 0.5:
+            if rank.running and not rank.hung and self.random.random() < 0.5:
                 rank.end(self.now, exit_code=75, by_agent=rank.by_agent)
 
     def _check_assignments(self, assignments: list[Assignment]) -> None:

@@ -19,6 +19,12 @@ def _end_rank(
         rank.end(sim.now, exit_code=code, signal=signal)
 
 
+def _hang_rank(sim: ClusterSim, target: int) -> None:
+    ranks = [rank for pod in _running(sim) for rank in pod.agent.ranks if rank.running]
+    if ranks:
+        ranks[target % len(ranks)].hung = True
+
+
 def _on_pod(act: Callable[[ClusterSim, SimPod], None]) -> Callable[[ClusterSim, int], None]:
     def fault(sim: ClusterSim, target: int) -> None:
         pods = [pod for pod in sim.pods.values() if not pod.finished]
@@ -80,6 +86,7 @@ FAULTS: dict[str, Callable[[ClusterSim, int], None]] = {
     "rank cannot checkpoint": lambda sim, target: _end_rank(sim, target, code=77),
     "rank lost a peer": lambda sim, target: _end_rank(sim, target, code=75),
     "rank out of memory": lambda sim, target: _end_rank(sim, target, signal=9, oom=True),
+    "rank stopped": _hang_rank,
     "ranks told to stop": _sigterm_everyone,
     "pod deleted": _on_pod(lambda sim, pod: _delete(sim, pod, None)),
     "pod force-deleted": _on_pod(lambda sim, pod: _delete(sim, pod, 0.0)),

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from llmtrain_api.sync import Assignment, Order, Progress, RankReport
+from llmtrain_api.sync_beat import Beat
 from llmtrain_operator.core.observed import AgentView, Worker
+
+HANG_SECONDS = 12.0
+"""After which a rank is overdue."""
 
 
 @dataclass
@@ -21,6 +25,10 @@ class SimRank:
     oom: bool = False
     exited_at: float | None = None
     kill_at: float | None = None
+    hung: bool = False
+    """Stopped: it does nothing more, whatever happens around it, until SIGKILL."""
+    stuck_since: float | None = None
+    """When it, or a rank that it waits for, hung."""
 
     @property
     def running(self) -> bool:
@@ -29,6 +37,17 @@ class SimRank:
     def end(self, now: float, exit_code: int | None = None, signal: int | None = None, by_agent: bool = False) -> None:
         if self.running:
             self.exit_code, self.signal, self.by_agent, self.exited_at = exit_code, signal, by_agent, now
+
+    def beat(self, now: float, probed: bool) -> Beat:
+        return Beat(
+            global_rank=self.global_rank,
+            phase="forward" if self.hung else "sync_wait",
+            step=1,
+            seconds=0.0 if self.stuck_since is None else now - self.stuck_since,
+            limit_seconds=HANG_SECONDS,
+            process_state="T" if self.hung else "S",
+            probed=probed,
+        )
 
     def report(self) -> RankReport:
         return RankReport(
@@ -151,6 +170,10 @@ class SimPod:
             stopping=agent.stopping,
             ranks=tuple(rank.report() for rank in agent.ranks),
             progress=agent.progress,
+            beats=tuple(
+                rank.beat(now, bool(agent.order and agent.order.probe)) for rank in agent.ranks if rank.running
+            ),
+            reported_at=now,
         )
 
     def die(self, now: float, exit_code: int, oom: bool = False) -> None:
@@ -161,5 +184,7 @@ class SimPod:
 
 
 def same_report(a: AgentView | None, b: AgentView) -> bool:
-    """Tell whether two views differ in nothing but the time."""
-    return a is not None and replace(a, last_seen=b.last_seen) == b
+    """Tell whether two views differ in nothing but the time, and in beats of which none is overdue."""
+    if a is None or any(beat.overdue for beat in (*a.beats, *b.beats)):
+        return False
+    return replace(a, last_seen=b.last_seen, reported_at=b.reported_at, beats=b.beats) == b

@@ -13,7 +13,7 @@ from tests.support.sim_faults import FAULTS
 
 LONG = 40_000.0
 """Virtual seconds in which every job of these tests must have ended, whatever happens to it."""
-PLENTY = dict.fromkeys(("outOfMemory", "numerics", "checkpoint", "crash", "startup", "communication"), 10000)
+PLENTY = dict.fromkeys(("outOfMemory", "numerics", "checkpoint", "hang", "crash", "startup", "communication"), 10000)
 
 faults = st.lists(
     st.tuples(st.floats(0.5, 30.0), st.sampled_from(sorted(FAULTS)), st.integers(0, 7)), min_size=1, max_size=8
@@ -68,3 +68,23 @@ def test_each_fault_alone_is_survived_and_counted_at_most_once(fault: str) -> No
     assert sim.state is State.SUCCEEDED, sim.recorded()
     # A node that is cut off may first show as lost peers, in place, and then as the silent worker that it is.
     assert sim.restarts() <= (10 if fault == "node cut off" else 1), sim.recorded()
+
+
+def test_hung_rank_is_named_and_restarted_in_place() -> None:
+    sim = ClusterSim(job(), seed=1)
+    sim.run(15, until_end=False)
+    FAULTS["rank stopped"](sim, 2)
+    sim.run(20, until_end=False)
+    assert sim.recorded() == [("Hang", Action.RESTART_RANKS)]
+    assert sim.status.failures[0].rank == 2
+    sim.run(LONG)
+    assert sim.state is State.SUCCEEDED
+
+
+def test_rank_that_hangs_again_loses_its_worker() -> None:
+    sim = ClusterSim(job(steps=400), seed=1, every_steps=10_000)
+    for _ in range(2):
+        sim.run(15, until_end=False)
+        FAULTS["rank stopped"](sim, 2)
+        sim.run(20, until_end=False)
+    assert sim.recorded() == [("Hang", Action.RESTART_RANKS), ("Hang", Action.REPLACE_WORKER)]
