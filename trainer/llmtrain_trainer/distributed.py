@@ -19,7 +19,9 @@ from llmtrain_trainer.errors import PeerLostError
 
 RENDEZVOUS_TIMEOUT = timedelta(seconds=120)
 COLLECTIVE_TIMEOUT = timedelta(seconds=300)
-"""A rank that is alive but silent this long is lost. A dead one is noticed at once: its sockets close."""
+"""A rank that is alive but silent this long is lost. A dead one is noticed at once: its sockets close.
+
+Longer than a hung step may last before the operator names the rank (docs/concepts/hangs.md)."""
 FAREWELL_TIMEOUT = timedelta(seconds=10)
 CONNECT_POLL_SECONDS = 0.01
 

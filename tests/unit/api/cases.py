@@ -70,6 +70,7 @@ ACCEPTED = (
             }
         },
     ),
+    Case("limits of a hang", {"spec.failurePolicy": {"hang": {"factor": 5, "floorSeconds": 60}}}),
     Case("budgets and deadlines", {"spec.failurePolicy": {"budgets": {"crash": 0}, "deadlines": {"stopSeconds": 0}}}),
     Case(
         "an update of all that may change",

@@ -14,6 +14,7 @@ from llmtrain_api.status import (
     Shape,
 )
 from llmtrain_api.sync import Progress, RankError, RankReport
+from llmtrain_api.sync_beat import PHASES, Beat
 from llmtrain_operator.core.names import worker_name
 from llmtrain_operator.core.observed import AgentView, Observed, Worker
 from llmtrain_operator.core.times import to_timestamp
@@ -83,6 +84,22 @@ def agents(draw: st.DrawFn) -> AgentView:
         stopping=draw(st.integers(0, 5)) == 0,
         ranks=tuple(draw(st.lists(ranks(), max_size=3))),
         progress=draw(st.one_of(st.none(), progresses())),
+        beats=tuple(draw(st.lists(beats(), max_size=3))),
+        reported_at=draw(moments),
+    )
+
+
+@st.composite
+def beats(draw: st.DrawFn) -> Beat:
+    return Beat(
+        global_rank=draw(st.one_of(st.integers(0, 7), st.just(2**31 - 1))),
+        phase=draw(st.sampled_from([*PHASES, "", "a phase of a newer trainer"])),
+        step=draw(numbers),
+        seconds=draw(finite),
+        limit_seconds=draw(st.one_of(st.none(), st.just(1.0), finite)),
+        process_state=draw(st.sampled_from(["", "S", "D", "T", "?"])),
+        probed=draw(st.booleans()),
+        stack=draw(st.sampled_from(["", "no frame", 'File "torch/distributed/x.py", line 1 in wait'])),
     )
 
 
