@@ -63,9 +63,9 @@ def judge(observed: Observed, status: LLMTrainJobStatus, gang: Gang) -> Verdict:
     if not _all_known(observed, status, gang, standings):
         return again  # a worker that stays silent is lost, and is judged as that
     behind = _behind(standings)
-    abreast = [s for s in standings if s.place == behind.place and not s.beat.stopped]
-    # Which of several at one place the others wait for is not known for sure: all of them must be overdue.
-    if not behind.beat.overdue or not (behind.beat.stopped or all(s.beat.overdue for s in abreast)):
+    # Which of several at one place the others wait for is not known for sure, unless one is stopped: judge them all.
+    judged = [behind] if _is_stuck(behind) else [s for s in standings if s.place == behind.place]
+    if not all(standing.beat.overdue for standing in judged):
         return again
     return Verdict((_failure(observed, behind, standings),))
 
@@ -100,13 +100,17 @@ def _all_known(observed: Observed, status: LLMTrainJobStatus, gang: Gang, standi
     return len(running) == len(standings) == len(ranks) == world and all(s.beat.probed for s in standings)
 
 
+def _is_stuck(standing: _Standing) -> bool:
+    """Tell whether the rank cannot go on, whatever the others do."""
+    return standing.beat.stopped and standing.beat.overdue
+
+
 def _behind(standings: Sequence[_Standing]) -> _Standing:
     """Return the rank furthest behind: at one place a stopped process, then one that waits for nobody."""
 
     def order(standing: _Standing) -> tuple[bool, tuple[int, int], bool, float, int]:
         beat = standing.beat
-        stopped = beat.stopped and beat.overdue
-        return (not stopped, standing.place, bool(standing.collective), -beat.seconds, beat.global_rank)
+        return (not _is_stuck(standing), standing.place, bool(standing.collective), -beat.seconds, beat.global_rank)
 
     return min(standings, key=order)
 

@@ -85,6 +85,7 @@ def test_rank_that_is_behind_is_the_culprit(beats: list[Beat], rank: int) -> Non
         pytest.param(gang(WAITER, beat("forward", probed=False)), id="one has not been asked for its stack yet"),
         pytest.param(gang(WAITER, STUCK, reported_at=NOW - 6), id="reports are old"),
         pytest.param(gang(beat("forward"), beat("forward", seconds=1.0)), id="another came to the same place just now"),
+        pytest.param(gang(WAITER, beat("forward", seconds=1.0, process_state="T")), id="one was stopped just now"),
         pytest.param([gang(STUCK, WAITER)[0], make_worker(1)], id="a worker has not come back to a new operator"),
     ],
 )
