@@ -35,7 +35,8 @@ def run(launch: RankLaunch) -> int:
     for _ in range(spec.get("detachedChildren", 0)):
         subprocess.Popen(_SLEEP, start_new_session=True)
     if spec.get("say"):
-        print(spec["say"].format(**_facts(launch)), flush=True)
+        # One write: under PYTHONUNBUFFERED print makes two, and between them the other rank may say something.
+        print(spec["say"].format(**_facts(launch)) + "\n", end="", flush=True)
     if spec.get("raise"):
         raise RuntimeError(spec["raise"])
     Path(f"{launch.error_file}.up").touch()
