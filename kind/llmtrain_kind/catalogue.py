@@ -10,13 +10,17 @@ from llmtrain_kind.settings import DEFAULT_KUBERNETES
 
 @dataclass(frozen=True)
 class Family:
-    """Programs built from one Go module at one version. ``packages`` maps program to Go package."""
+    """Programs built from one Go module at one version. ``packages`` maps program to Go package.
+
+    ``tags`` are Go's build tags, with commas between them.
+    """
 
     name: str
     version: str
     root: str
     packages: dict[str, str]
     flags: str = ""
+    tags: str = ""
 
     def program_folder(self, program: str) -> str:
         """Name of the cache folder of one program."""
@@ -83,13 +87,22 @@ _FIXED = (
         {"versitygw": "github.com/versity/versitygw/cmd/versitygw"},
         "-X main.Version=v1.8.0",
     ),
+    Family(
+        "prometheus",
+        "0.316.0",
+        "github.com/prometheus/prometheus",
+        {"promtool": "github.com/prometheus/prometheus/cmd/promtool"},
+        "-X github.com/prometheus/common/version.Version=3.16.0",
+        # Without every cloud's service discovery, which no rule needs.
+        "remove_all_sd",
+    ),
     Family("kind", "0.33.0", "sigs.k8s.io/kind", {"kind": "sigs.k8s.io/kind"}),
 )
 
 #: What only the `kind` provider needs.
 KIND_ONLY = ("kind",)
-#: What only tests need: a server that speaks S3.
-TESTS_ONLY = ("versitygw",)
+#: What only tests need: a server that speaks S3, and the judge of alert rules.
+TESTS_ONLY = ("versitygw", "promtool")
 #: What the person at the keyboard uses, whatever the provider.
 CLIENTS = ("kubectl", "helm")
 

@@ -84,7 +84,7 @@ def _go_build(family: Family, missing: list[str]) -> None:
     run(
         [
             *(go, "build", "-C", module, "-mod=readonly", "-buildvcs=false", "-trimpath"),
-            *("-ldflags", family.linker_flags(), "-o", output),
+            *("-ldflags", family.linker_flags(), "-tags", family.tags, "-o", output),
             *(family.packages[name] for name in missing),
         ],
         env=environment(go),

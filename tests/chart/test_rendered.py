@@ -29,6 +29,7 @@ EVERYTHING = (
     'serviceAccount={"create":false,"name":"mine"}',
     'service.annotations={"a":"b"}',
     "metrics.serviceMonitor.enabled=true",
+    'metrics.prometheusRule={"enabled":true,"labels":{"release":"prometheus"}}',
     'metrics.podMonitor={"enabled":true,"labels":{"release":"prometheus"}}',
     'podAnnotations={"a":"b"}',
     'podLabels={"team":"ml"}',
@@ -88,7 +89,7 @@ def test_all_other_values_at_once_reach_the_pod(render: Render) -> None:
     assert (template["labels"]["team"], template["annotations"]["a"]) == ("ml", "b")
     assert one(objects, "Service")["metadata"]["annotations"] == {"a": "b"}
     assert one(objects, "PodMonitor")["metadata"]["labels"]["release"] == "prometheus"
-    assert {item["kind"] for item in objects} >= {"ServiceMonitor", "PodMonitor"}
+    assert {item["kind"] for item in objects} >= {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
 
 
 def test_the_operator_reads_every_setting(render: Render) -> None:
@@ -98,7 +99,7 @@ def test_the_operator_reads_every_setting(render: Render) -> None:
         'worker.imagePullPolicy="Never"',
         "service.coordinatorPort=9000",
         'operator={"logFormat":"text","logLevel":"DEBUG","workers":3,"resyncSeconds":60,"leaseDurationSeconds":9,'
-        '"statusPeriodSeconds":12,"settleSeconds":0.25,"agentLostSeconds":77}',
+        '"statusPeriodSeconds":12,"settleSeconds":0.25,"agentLostSeconds":77,"jobMetrics":true}',
     )
     environment = {entry["name"]: entry.get("value", "") for entry in _pod(objects)["containers"][0]["env"]}
     environment |= {"POD_NAME": "llmtrain-0", "POD_NAMESPACE": NAMESPACE}
@@ -115,6 +116,7 @@ def test_the_operator_reads_every_setting(render: Render) -> None:
         image_pull_policy="Never",
         log_format="text",
         log_level="DEBUG",
+        job_metrics=True,
         policy=Policy(status_period_seconds=12, settle_seconds=0.25, agent_lost_seconds=77),
     )
     known = {f"LLMTRAIN_OPERATOR_{name.upper()}" for name in _setting_names()}

@@ -148,6 +148,18 @@ class Hub:
         """Return how many workers hold a request now."""
         return sum(1 for job in self._jobs.values() for worker in job.workers.values() if worker.held)
 
+    def silences(self) -> dict[JobKey, list[float]]:
+        """Return, by job, the seconds since each agent was heard of; those that have said good-bye not counted."""
+        now = self._clock()
+        return {
+            job.key: [
+                max(now - self._seen(worker, worker.agent).last_seen, 0.0)
+                for worker in job.workers.values()
+                if worker.agent and not worker.agent.view.stopping
+            ]
+            for job in self._jobs.values()
+        }
+
     def close(self) -> None:
         """End every held request at once; later ones are refused with 503."""
         self._closed = True

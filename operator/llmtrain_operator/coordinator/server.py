@@ -25,12 +25,20 @@ class CoordinatorServer:
     """Serves the agents' sync requests on one address."""
 
     def __init__(
-        self, hub: Hub, key: bytes, host: str, port: int, on_wrong_token: Callable[[JobKey], None] = lambda key: None
+        self,
+        hub: Hub,
+        key: bytes,
+        host: str,
+        port: int,
+        on_wrong_token: Callable[[JobKey], None] = lambda key: None,
+        on_refused: Callable[[int], None] = lambda status: None,
     ) -> None:
         """`key` makes the jobs' tokens; port 0 takes a free one (see `port` after start).
 
-        `on_wrong_token` is told of each request for a known job whose token is not that job's.
+        `on_wrong_token` is told of each request for a known job whose token is not that job's, `on_refused` of the
+        HTTP status of every refusal.
         """
+        self._on_refused = on_refused
         self._on_wrong_token = on_wrong_token
         self._hub = hub
         self._key = key
@@ -59,9 +67,16 @@ class CoordinatorServer:
         return int(self._runner.addresses[0][1])
 
     def _app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_refusals_as_json])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._count_refusals, _refusals_as_json])
         app.router.add_post(SYNC_PATH, self._sync)
         return app
+
+    @web.middleware
+    async def _count_refusals(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        response = await handler(request)
+        if response.status >= 400:
+            self._on_refused(response.status)
+        return response
 
     async def _sync(self, request: web.Request) -> web.Response:
         key = JobKey(request.match_info["namespace"], request.match_info["name"])

@@ -40,12 +40,16 @@ class Informer:
         *,
         namespaces: Sequence[str] = (),
         resync_seconds: float = 300.0,
+        on_repaired: Callable[[int], None] = lambda objects: None,
     ) -> None:
+        """`on_repaired` is told how many objects a list showed in a state that no watch had told."""
         self._configuration = configuration
         self._feed = feed
         self._resync = resync
         self._namespaces = tuple(namespaces)
         self._resync_seconds = resync_seconds
+        self._on_repaired = on_repaired
+        self._heard_at = asyncio.get_running_loop().time()
         self._stale = asyncio.Event()
         self.synced = asyncio.Event()
         """Set once everything was listed for the first time."""
@@ -55,6 +59,11 @@ class Informer:
     def is_watching(self) -> bool:
         """Whether the watches' thread is alive."""
         return self._kopf is not None and self._kopf.is_alive
+
+    @property
+    def age_seconds(self) -> float:
+        """Time since a watch or a list told anything."""
+        return asyncio.get_running_loop().time() - self._heard_at
 
     async def run(self) -> None:
         """Keep the caches true, for ever."""
@@ -82,6 +91,7 @@ class Informer:
             await self.stop()
 
     def _receive(self, resource: Resource, event_type: str | None, obj: dict[str, Any]) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
         if event_type is None:
             self._stale.set()
         self._feed(resource, event_type, obj)
@@ -95,6 +105,7 @@ class Informer:
             self._stale.clear()
             repaired = await self._list()
             if repaired:
+                self._on_repaired(repaired)
                 logger.info("a list showed %d objects in a state that no watch had told", repaired)
 
     async def _list(self) -> int:
@@ -102,7 +113,9 @@ class Informer:
         delay = 0.25
         while True:
             try:
-                return await self._resync()
+                repaired = await self._resync()
+                self._heard_at = asyncio.get_running_loop().time()
+                return repaired
             except NotFoundError as error:
                 logger.error("the CustomResourceDefinition of LLMTrainJob is not installed: %s", error)
             except ForbiddenError as error:

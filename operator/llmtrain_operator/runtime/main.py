@@ -26,8 +26,9 @@ from llmtrain_operator.kube.client import KubeClient, load_configuration
 from llmtrain_operator.kube.lease import Leader, LeadershipLostError, LeaseSettings
 from llmtrain_operator.runtime.controller import Controller
 from llmtrain_operator.runtime.informer import Informer
+from llmtrain_operator.runtime.job_metrics import JobGauges
 from llmtrain_operator.runtime.logs import set_up_logs
-from llmtrain_operator.runtime.metrics import Metrics
+from llmtrain_operator.runtime.metrics import Metrics, Sources
 from llmtrain_operator.runtime.reconciler import Decisions
 from llmtrain_operator.runtime.server import HealthServer
 from llmtrain_operator.runtime.settings import OperatorSettings, SettingsError, parse_settings
@@ -46,7 +47,7 @@ class Operator:
     def __init__(self, settings: OperatorSettings, configuration: official.Configuration) -> None:
         key = settings.key()
         self._settings = settings
-        self._metrics = Metrics()
+        self._metrics = Metrics(JobGauges(each_job=settings.job_metrics))
         self._client = KubeClient(configuration, self._metrics.api_request)
         # A client of its own: a renewal must not wait for a free connection behind a thousand pods being created.
         self._lease_client = KubeClient(configuration, self._metrics.api_request)
@@ -68,6 +69,7 @@ class Operator:
             settings.coordinator_host,
             settings.coordinator_port,
             on_wrong_token=self._backend.renew_secret,
+            on_refused=self._metrics.sync_refused,
         )
         self._informer = Informer(
             configuration,
@@ -75,6 +77,7 @@ class Operator:
             self._backend.resync,
             namespaces=settings.namespaces,
             resync_seconds=settings.resync_seconds,
+            on_repaired=self._metrics.repaired,
         )
         self._health = HealthServer(
             settings.metrics_host,
@@ -83,9 +86,7 @@ class Operator:
             unready=self._unready,
         )
         self._working: asyncio.Future[None] | None = None
-        self._metrics.watch(
-            lambda: self._controller.queue.depth, self._controller.hub.connected, lambda: self._leader.is_leader
-        )
+        self._metrics.watch(self._sources())
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set.
@@ -116,6 +117,18 @@ class Operator:
             await self._health.stop()
             self._client.close()
             self._lease_client.close()
+
+    def _sources(self) -> Sources:
+        queue, hub = self._controller.queue, self._controller.hub
+        return Sources(
+            queue_depth=lambda: queue.depth,
+            queue_oldest_seconds=lambda: queue.oldest_seconds,
+            agents=hub.connected,
+            silences=hub.silences,
+            leader=lambda: self._leader.is_leader,
+            watching=lambda: self._informer.is_watching,
+            watch_age_seconds=lambda: self._informer.age_seconds,
+        )
 
     async def _lead(self) -> None:
         await self._informer.synced.wait()

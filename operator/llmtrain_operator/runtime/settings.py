@@ -53,6 +53,8 @@ class OperatorSettings:
     log_format: str = "json"
     """json | text"""
     log_level: str = "INFO"
+    job_metrics: bool = False
+    """Add metrics with the namespace and name of each running job."""
     policy: Policy = field(default_factory=Policy)
 
     def key(self) -> bytes:
@@ -106,6 +108,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         image_pull_policy=given.image_pull_policy,
         log_format=given.log_format,
         log_level=given.log_level,
+        job_metrics=given.job_metrics == "true",
         policy=Policy(
             status_period_seconds=given.status_period_seconds,
             settle_seconds=given.settle_seconds,
@@ -147,4 +150,5 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         add(name, getattr(policy, name), type=float)
     add("log_format", defaults.log_format, choices=("json", "text"))
     add("log_level", defaults.log_level, choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    add("job_metrics", "false", choices=("true", "false"))
     return parser

@@ -34,7 +34,8 @@ class WorkQueue(Generic[K]):
 
     def __init__(self) -> None:
         self._ready: deque[K] = deque()
-        self._waiting: set[K] = set()
+        self._waiting: dict[K, float] = {}
+        """Key to the loop time at which it became ready."""
         self._active: set[K] = set()
         self._again: set[K] = set()
         self._timers: dict[K, asyncio.TimerHandle] = {}
@@ -47,6 +48,11 @@ class WorkQueue(Generic[K]):
     def depth(self) -> int:
         """How many keys wait for a worker now (those with a delay not counted)."""
         return len(self._ready) + len(self._again)
+
+    @property
+    def oldest_seconds(self) -> float:
+        """How long the first key of the queue has waited; 0 where none waits."""
+        return asyncio.get_running_loop().time() - self._waiting[self._ready[0]] if self._ready else 0.0
 
     def add(self, key: K, delay: float = 0.0) -> None:
         """Look at the key after `delay` seconds. Of several delays the earliest wins."""
@@ -108,7 +114,7 @@ class WorkQueue(Generic[K]):
         if key in self._active:
             self._again.add(key)
         elif key not in self._waiting:
-            self._waiting.add(key)
+            self._waiting[key] = asyncio.get_running_loop().time()
             self._ready.append(key)
             self._wakeup.set()
 
@@ -119,7 +125,7 @@ class WorkQueue(Generic[K]):
                 await self._wakeup.wait()
                 continue
             key = self._ready.popleft()
-            self._waiting.discard(key)
+            self._waiting.pop(key, None)
             self._active.add(key)
             try:
                 await self._handle(handler, key)

@@ -312,7 +312,10 @@ def test_the_probes_tell_how_it_is(tmp_path: Path) -> None:
             await server.start()
             await answers(operator, "/readyz", 200)
             _, metrics = await operator.ask("/metrics")
-            for name in ("llmtrain_queue_depth", "llmtrain_jobs", "llmtrain_agents_connected", "llmtrain_build_info"):
+            for name in ("llmtrain_queue_oldest_seconds", "llmtrain_agents_silent", "llmtrain_build_info"):
                 assert f"\n{name}" in metrics
+            assert "\nllmtrain_watching 1.0" in metrics
+            age = next(line for line in metrics.splitlines() if line.startswith("llmtrain_watch_age_seconds "))
+            assert 0 <= float(age.split()[1]) < 60
 
     asyncio.run(main())

@@ -36,7 +36,7 @@ def test_the_committed_module_has_the_version_of_the_catalogue(family: catalogue
 def test_every_program_has_one_name_and_one_family() -> None:
     names = [program for family in catalogue.families() for program in family.packages]
     assert len(names) == len(set(names))
-    assert not {"kind", "versitygw"} & set(catalogue.local_programs())
+    assert not {"kind", "versitygw", "promtool"} & set(catalogue.local_programs())
     assert set(catalogue.CLIENTS) <= set(catalogue.local_programs())
 
 

@@ -123,6 +123,7 @@ def test_a_held_request_counts_as_seen_now_and_a_closed_connection_does_not() ->
         left = house.hub.agents(UID)[POD].last_seen
         await asyncio.sleep(0.02)
         assert house.hub.agents(UID)[POD].last_seen == left
+        assert house.hub.silences()[JOB][0] > 0.01
 
     run_scenario(scenario)
 
@@ -286,6 +287,7 @@ def test_an_agent_that_leaves_is_answered_at_once_and_what_it_said_is_kept() -> 
         )
         assert (status, last["version"]) == (200, first["version"])
         assert house.hub.agents(UID)[POD].stopping
+        assert house.hub.silences() == {JOB: []}
         status, _ = await asyncio.wait_for(house.sync(pod="llama-w1-a1", leaving=True), 10)
         assert status == 404
 
@@ -295,9 +297,10 @@ def test_an_agent_that_leaves_is_answered_at_once_and_what_it_said_is_kept() -> 
 def test_a_wrong_token_for_a_known_job_is_told_to_who_can_renew_it() -> None:
     async def main() -> None:
         wrong: list[JobKey] = []
+        refused: list[int] = []
         hub = Hub(lambda _: None)
         hub.admit(JOB, UID, [POD])
-        server = CoordinatorServer(hub, KEY, "127.0.0.1", 0, on_wrong_token=wrong.append)
+        server = CoordinatorServer(hub, KEY, "127.0.0.1", 0, wrong.append, refused.append)
         await server.start()
         async with aiohttp.ClientSession() as session:
             house = House(hub, server, session)
@@ -305,5 +308,6 @@ def test_a_wrong_token_for_a_known_job_is_told_to_who_can_renew_it() -> None:
                 await house.sync(token=token, job=job)
         await server.stop()
         assert wrong == [JOB]
+        assert refused == [403, 404, 401]
 
     asyncio.run(main())

@@ -59,8 +59,11 @@ def test_a_key_waits_once_however_often_it_is_added() -> None:
         for key in "abaab":
             queue.add(key)
         assert queue.depth == 2
+        await asyncio.sleep(0.01)
+        assert queue.oldest_seconds >= 0.005
         await _drain(queue, handler, 1)
         assert seen == ["a", "b"]
+        assert queue.oldest_seconds == 0.0
 
     _run(main())
 
