@@ -1,8 +1,8 @@
-"""What a model engineer writes under `spec.failurePolicy`: budgets and deadlines."""
+"""What a model engineer writes under `spec.failurePolicy`: budgets, deadlines, and rules of their own."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -57,9 +57,54 @@ class HangLimits(ApiModel):
     """So much longer. With the default, a hang is noticed before the process group gives up on it."""
 
 
+ClassName = Literal[
+    "UserError",
+    "OutOfMemory",
+    "Hardware",
+    "Numerics",
+    "Checkpoint",
+    "NodeLost",
+    "Hang",
+    "Crash",
+    "Disruption",
+    "Startup",
+    "Communication",
+]
+"""The values of FailureClass, as plain text: what a user writes is checked strictly, and a text is no enum."""
+RuleAction = Literal["FailJob", "RestartRanks", "ReplaceWorker", "ReplaceNode", "Requeue", "Ignore"]
+
+
+class FailureRule(ApiModel):
+    """What to do about failures that match all that is given here. A rule without a condition matches every failure."""
+
+    on_exit_codes: Annotated[
+        list[Annotated[int, Field(ge=1, le=255, json_schema_extra={"format": "int32"})]],
+        Field(max_length=64, json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = Field(default=[])
+    """Exit codes of the rank or of the worker's container; 128 + N for one that signal N killed, for instance 137."""
+    on_classes: Annotated[
+        list[ClassName], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"})
+    ] = Field(default=[])
+    """Failure classes, as in status.failures."""
+    on_workers: Annotated[list[Count32], Field(max_length=64, json_schema_extra={"x-kubernetes-list-type": "set"})] = (
+        Field(default=[])
+    )
+    """Indexes of the workers where it began."""
+    message_contains: Annotated[str, Field(max_length=256)] = ""
+    """Text that stands in the failure's message, whatever the case of its letters."""
+    action: RuleAction
+    """`FailJob` ends the job. `RestartRanks`, `ReplaceWorker` (another pod), `ReplaceNode` (a pod on another node) and
+    `Requeue` (release all workers, then begin anew) are the rungs of the ladder; more is done where less cannot work.
+    `Ignore`: as without the rule, but no budget is charged."""
+
+
 class FailurePolicy(ApiModel):
     """How much hurt a job takes before it fails with the first cause. May be changed while the job runs."""
 
+    rules: Annotated[
+        list[FailureRule], Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    ] = Field(default=[])
+    """Your own rules, asked before the built-in ones: the first that matches decides."""
     budgets: Budgets = Budgets()
     deadlines: Deadlines = Deadlines()
     hang: HangLimits = HangLimits()

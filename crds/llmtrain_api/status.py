@@ -139,7 +139,7 @@ class RestartsStatus(LenientModel):
     by_worker_since_progress: Annotated[dict[str, Count32], Field(max_length=4096, json_schema_extra=ATOMIC)] = Field(
         default_factory=dict
     )
-    """Worker index to in-place restarts it caused since the checkpoint advanced: the second replaces the pod."""
+    """Worker index to failures it caused since the checkpoint advanced: each takes the next rung of the ladder."""
 
 
 class FailureStatus(LenientModel):
@@ -165,6 +165,8 @@ class FailureStatus(LenientModel):
     """For people: what was seen."""
     action: Action
     """What the operator did."""
+    rule: ShortText = ""
+    """The rule of spec.failurePolicy.rules that decided it; empty for the built-in ladder."""
     step: Count64 | None = None
     """The newest step known when it failed."""
     lost_steps: Count64 | None = None
@@ -200,6 +202,8 @@ class LLMTrainJobStatus(LenientModel):
     """When the job was first accepted and not suspended."""
     completion_time: Timestamp | None = None
     """When the job succeeded or failed."""
+    nodes_forgiven_at: Timestamp | None = None
+    """Nodes that were swapped out before this moment may be used again: there was no other place."""
     shape: Shape | None = None
     workers: WorkersStatus = WorkersStatus()
     progress: ProgressStatus | None = None

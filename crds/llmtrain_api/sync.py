@@ -17,7 +17,8 @@ from llmtrain_api.meta import ApiModel, LenientModel
 from llmtrain_api.sync_beat import Beat
 
 SYNC_PATH = "/v1/jobs/{namespace}/{name}/workers/{pod}/sync"
-HOLD_SECONDS = 25.0
+HOLD_SECONDS = 4.0
+"""Between two signs of life of an agent without news: a node that is cut off closes no connection."""
 MAX_BODY_BYTES = 1 << 20
 
 

@@ -11,6 +11,7 @@ from llmtrain_operator.kube.permissions import (
     FOR_OWNER_REFERENCES,
     IN_JOB_NAMESPACES,
     IN_OWN_NAMESPACE,
+    ON_NODES,
     Permission,
 )
 from tests.chart.conftest import NAMESPACE, Render, one
@@ -37,7 +38,7 @@ JOB_RIGHTS = _used([*IN_JOB_NAMESPACES, *FOR_OWNER_REFERENCES])
 
 def test_all_namespaces_are_granted_by_one_cluster_role(render: Render) -> None:
     objects = render()
-    assert _granted(one(objects, "ClusterRole", "llmtrain-jobs")) == JOB_RIGHTS
+    assert _granted(one(objects, "ClusterRole", "llmtrain-jobs")) == JOB_RIGHTS | _used(ON_NODES)
     binding = one(objects, "ClusterRoleBinding")
     assert binding["roleRef"] == {
         "apiGroup": "rbac.authorization.k8s.io",

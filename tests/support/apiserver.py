@@ -19,10 +19,10 @@ from typing import Any
 
 from aiohttp import web
 
-from llmtrain_operator.kube.resources import EVENTS, JOBS, LEASES, PODS, SECRETS, Resource
+from llmtrain_operator.kube.resources import EVENTS, JOBS, LEASES, NODES, PODS, SECRETS, Resource
 from tests.support.merging import Object, merged, minus, without
 
-RESOURCES = {resource.plural: resource for resource in (JOBS, PODS, SECRETS, EVENTS, LEASES)}
+RESOURCES = {resource.plural: resource for resource in (JOBS, PODS, NODES, SECRETS, EVENTS, LEASES)}
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
 DEFINITIONS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition")
 WRITES = frozenset({"create", "update", "patch", "delete"})

@@ -21,7 +21,7 @@ from llmtrain_operator.runtime.backend import JobKey
 
 RECONNECT_SECONDS = 10.0
 """An agent that was silent this long and comes back is news."""
-NO_ORDER_HOLD_SECONDS = 5.0
+NO_ORDER_HOLD_SECONDS = HOLD_SECONDS
 """How long a known worker without an order waits for one before it is told to ask again."""
 REMEMBERED_AGENTS = 8
 """Superseded agents remembered for each worker; more restarts of one container than that are not told apart."""
@@ -91,6 +91,7 @@ class Hub:
         self._jobs: dict[str, _Job] = {}
         self._uids: dict[JobKey, str] = {}
         self._closed = False
+        self._heard_at: float | None = None
 
     # ---- the reconciler's side
 
@@ -128,7 +129,12 @@ class Hub:
         job = self._jobs.get(uid)
         if job is None:
             return {}
-        return {name: self._seen(worker, worker.agent) for name, worker in job.workers.items() if worker.agent}
+        return {name: worker.agent.view for name, worker in job.workers.items() if worker.agent}
+
+    @property
+    def heard_at(self) -> float | None:
+        """Unix seconds of the newest report of any agent; None before the first."""
+        return self._heard_at
 
     def forget(self, uid: str) -> None:
         """Drop a job that is gone; its held requests end with 404."""
@@ -153,7 +159,7 @@ class Hub:
         now = self._clock()
         return {
             job.key: [
-                max(now - self._seen(worker, worker.agent).last_seen, 0.0)
+                max(now - worker.agent.view.last_seen, 0.0)
                 for worker in job.workers.values()
                 if worker.agent and not worker.agent.view.stopping
             ]
@@ -200,6 +206,7 @@ class Hub:
     def _store(self, key: JobKey, worker: _Worker, request: SyncRequest) -> bool:
         """Keep the report; return False where a newer one of the same agent came first."""
         view = _view(request, self._clock())
+        self._heard_at = view.last_seen
         agent = worker.agent
         if agent is None:
             worker.agent = _Agent(view, request.sequence)
@@ -207,7 +214,7 @@ class Hub:
             return True
         if request.agent_id in agent.superseded:
             raise _superseded(request.agent_id)
-        before = self._seen(worker, agent)
+        before = agent.view
         if view.agent_id != before.agent_id:
             agent.superseded.append(before.agent_id)
         elif request.sequence < agent.sequence:
@@ -251,11 +258,6 @@ class Hub:
             pass
         finally:
             worker.held -= 1
-            if worker.agent:
-                worker.agent.view = replace(worker.agent.view, last_seen=self._clock())
-
-    def _seen(self, worker: _Worker, agent: _Agent) -> AgentView:
-        return replace(agent.view, last_seen=self._clock()) if worker.held else agent.view
 
     def _response(self, published: _Published) -> SyncResponse:
         return SyncResponse(version=published.version, order=published.order, hold_seconds=self._hold_seconds)

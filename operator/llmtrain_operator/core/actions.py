@@ -14,6 +14,8 @@ class CreateWorker:
     name: str
     index: int
     attempt: int
+    avoid_nodes: tuple[str, ...] = ()
+    """Names of nodes where it must not be placed."""
 
 
 @dataclass(frozen=True)

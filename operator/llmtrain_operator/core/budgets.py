@@ -49,11 +49,11 @@ def exhausted(budgets: Budgets, restarts: RestartsStatus, failure_class: Failure
     return limit is not None and restarts.since_progress.get(failure_class.value, 0) >= limit
 
 
-def count(restarts: RestartsStatus, failure_class: FailureClass, budgets: Budgets) -> RestartsStatus:
-    """Return the counters with one more restart for this class."""
+def count(restarts: RestartsStatus, failure_class: FailureClass, charged: bool) -> RestartsStatus:
+    """Return the counters with one more restart for this class, and against its budget where it is charged."""
     key = failure_class.value
     since = dict(restarts.since_progress)
-    if allowed(budgets, failure_class) is not None:
+    if charged:
         since[key] = since.get(key, 0) + 1
     by_class = {**restarts.by_class, key: restarts.by_class.get(key, 0) + 1}
     return restarts.model_copy(update={"total": restarts.total + 1, "by_class": by_class, "since_progress": since})

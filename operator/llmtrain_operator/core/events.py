@@ -49,6 +49,9 @@ def _suspicion(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> list[Event]:
 
 def _attempts(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> list[Event]:
     events = []
+    if new.nodes_forgiven_at != old.nodes_forgiven_at:
+        message = "A worker found no other node: those that were swapped out may be used again"
+        events.append(Event("Warning", "NodesForgiven", message))
     if old.workers.desired and new.workers.desired != old.workers.desired and new.attempt > old.attempt:
         message = f"From {old.workers.desired} to {new.workers.desired} workers, from the newest checkpoint"
         events.append(Event("Normal", "Resized", message))

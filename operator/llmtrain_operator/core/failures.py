@@ -21,6 +21,10 @@ BY_EXIT_CODE: dict[int, FailureClass] = {
     ExitCode.PREEMPTED: FailureClass.DISRUPTION,
 }
 SIGTERM = 15
+NODE_GONE_REASONS = frozenset({"DeletionByTaintManager", "DeletionByPodGC", "NodeLost"})
+"""Of the condition DisruptionTarget, or of a failed pod: its node went away."""
+HARDWARE_SUSPECTS = frozenset({FailureClass.CRASH, FailureClass.COMMUNICATION, FailureClass.HANG})
+"""What a broken device looks like from inside."""
 VAGUE_CLASSES = frozenset({FailureClass.CRASH, FailureClass.COMMUNICATION, FailureClass.DISRUPTION})
 """Of ranks: what a rank may also show because somebody else went away."""
 SYMPTOM_CLASSES = frozenset({FailureClass.COMMUNICATION, FailureClass.DISRUPTION})
@@ -43,6 +47,8 @@ class Failure:
     worker: Worker | None = None
     index: int | None = None
     rank: int | None = None
+    exit_code: int | None = None
+    """Of the rank or the container; 128 + N where signal N ended it."""
     of_rank: bool = False
     """A rank exited; else the worker itself is unfit, or a deadline passed."""
     replace: bool = False
@@ -66,6 +72,7 @@ def running_failures(observed: Observed, status: LLMTrainJobStatus, gang: Gang) 
         done = slot.holder and _all_zero(slot.holder, status.attempt, ranks_per_worker)
         if slot.wanted is None and not done:
             found.append(_broken_slot(observed, slot, gang))
+    found += [_broken_device(observed, worker) for worker in gang.wanted() if worker.broken_device]
     for worker in gang.holders():
         found.extend(_rank_failures(observed, status, worker))
     return found
@@ -118,18 +125,19 @@ def _rank_failures(observed: Observed, status: LLMTrainJobStatus, worker: Worker
     for rank in attempt_ranks(worker, status.attempt):
         if rank.state != "exited" or rank.exit_code == ExitCode.SUCCESS:
             continue
-        failure_class = classify_rank(rank)
+        failure_class = _on_this_node(classify_rank(rank), worker)
         exited_at = _believed(rank.exited_at, observed.now)
         yield Failure(
             failure_class=failure_class,
-            message=_rank_message(rank, worker, failure_class),
+            message=_rank_message(rank, worker, failure_class) + _device(failure_class, worker),
             at=observed.now if exited_at is None else exited_at,
             timed=exited_at is not None,
             worker=worker,
             index=worker.index,
             rank=rank.global_rank,
+            exit_code=rank.exit_code if rank.signal is None else 128 + rank.signal,
             of_rank=True,
-            replace=is_finished(worker),
+            replace=is_finished(worker) or failure_class is FailureClass.HARDWARE,
             fatal=failure_class is FailureClass.USER_ERROR,
         )
 
@@ -143,6 +151,20 @@ def classify_rank(rank: RankReport) -> FailureClass:
     if rank.signal == SIGTERM:
         return FailureClass.DISRUPTION
     return FailureClass.CRASH if rank.exit_code is None else BY_EXIT_CODE.get(rank.exit_code, FailureClass.CRASH)
+
+
+def _on_this_node(failure_class: FailureClass, worker: Worker) -> FailureClass:
+    """What a device looks like from inside when its node says that it is broken."""
+    broken = worker.hardware or worker.broken_device
+    return FailureClass.HARDWARE if broken and failure_class in HARDWARE_SUSPECTS else failure_class
+
+
+def _device(failure_class: FailureClass, worker: Worker) -> str:
+    return (
+        f"; node {worker.node}: {worker.hardware or worker.broken_device}"
+        if failure_class is FailureClass.HARDWARE
+        else ""
+    )
 
 
 def _rank_message(rank: RankReport, worker: Worker, failure_class: FailureClass) -> str:
@@ -174,6 +196,7 @@ def _broken_slot(observed: Observed, slot: Slot, gang: Gang, started: bool = Tru
         at=observed.now,
         worker=worker,
         index=worker.index,
+        exit_code=worker.exit_code,
         replace=True,
         graceful=graceful and silence <= observed.policy.agent_lost_seconds and _ranks_may_run(worker),
     )
@@ -184,7 +207,8 @@ def _worker_cause(observed: Observed, worker: Worker, gang: Gang, started: bool)
     if worker.oom_killed:
         return FailureClass.OUT_OF_MEMORY, "was killed: out of memory"
     if worker.disruption:
-        return FailureClass.DISRUPTION, f"was disrupted: {worker.disruption}"
+        gone = worker.disruption in NODE_GONE_REASONS
+        return (FailureClass.NODE_LOST if gone else FailureClass.DISRUPTION), f"was disrupted: {worker.disruption}"
     if worker.phase == "Failed" and not worker.deleting:
         code = "without an exit code" if worker.exit_code is None else f"with exit code {worker.exit_code}"
         said = f": {worker.waiting_message}" if worker.waiting_message else ""
@@ -193,8 +217,23 @@ def _worker_cause(observed: Observed, worker: Worker, gang: Gang, started: bool)
         return (FailureClass.DISRUPTION if started else crash), "left before the job was done"
     if worker.name in gang.lost:
         heard = worker.agent.last_seen if worker.agent else observed.observing_since or observed.now
-        return FailureClass.DISRUPTION, f"has been silent for {seconds(observed.now - heard)} while others report"
+        why = worker.node_lost or "while others report"
+        where = f" on node {worker.node}" if worker.node else ""
+        return FailureClass.NODE_LOST, f"has been silent for {seconds(observed.now - heard)}{where}: {why}"
     return FailureClass.DISRUPTION, "is being deleted" if worker.deleting else "was told to stop"
+
+
+def _broken_device(observed: Observed, worker: Worker) -> Failure:
+    """Its ranks may still write a checkpoint; they will not make many steps more."""
+    return Failure(
+        FailureClass.HARDWARE,
+        f"worker {worker.index} on node {worker.node}: {worker.broken_device}",
+        observed.now,
+        worker=worker,
+        index=worker.index,
+        replace=True,
+        graceful=_ranks_may_run(worker),
+    )
 
 
 def _ranks_may_run(worker: Worker) -> bool:

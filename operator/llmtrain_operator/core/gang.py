@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from llmtrain_api.constants import Action
 from llmtrain_api.status import LLMTrainJobStatus
 from llmtrain_operator.core.actions import CreateWorker, DeleteWorker
+from llmtrain_operator.core.avoid import avoided_nodes, waits_in_vain
 from llmtrain_operator.core.names import worker_name
 from llmtrain_operator.core.observed import Observed, Worker
 
@@ -38,7 +39,9 @@ class Gang:
     leftovers: tuple[Worker, ...]
     """Workers that are not wanted (any more), finished ones among them."""
     lost: frozenset[str]
-    """Names of running workers that fell silent while others report."""
+    """Names of running workers that fell silent while others report, or whose node is gone."""
+    condemned: frozenset[str]
+    """Names of workers that a failure was answered by replacing."""
 
     def wanted(self) -> list[Worker]:
         """The live workers, by index."""
@@ -60,13 +63,15 @@ def assemble(observed: Observed, status: LLMTrainJobStatus) -> Gang:
     replicas = observed.job.spec.workers.replicas
     fitting = [w for w in observed.workers if w.replicas == replicas and w.created_attempt <= status.attempt]
     lost = _lost(observed, status, fitting)
-    condemned = {f.pod for f in status.failures if f.action is Action.REPLACE_WORKER and f.pod}
+    condemned = frozenset(w.name for w in observed.workers if _is_condemned(w, status))
+    avoided = avoided_nodes(observed, status)
     newest = {w.index: w for w in fitting}
-    live = {w.index: w for w in fitting if is_live(w) and w.name not in lost and w.name not in condemned}
+    unfit = lost | condemned | {w.name for w in fitting if waits_in_vain(w, avoided)}
+    live = {w.index: w for w in fitting if is_live(w) and w.name not in unfit}
     slots = tuple(Slot(i, live.get(i), newest.get(i)) for i in range(replicas))
     chosen = {slot.wanted.name for slot in slots if slot.wanted}
     leftovers = tuple(w for w in observed.workers if w.name not in chosen)
-    return Gang(slots, leftovers, lost)
+    return Gang(slots, leftovers, lost, condemned)
 
 
 def is_finished(worker: Worker) -> bool:
@@ -114,20 +119,23 @@ def missing_workers(observed: Observed, status: LLMTrainJobStatus, gang: Gang) -
         return ()
     taken = {w.name for w in observed.workers}
     job, attempt = observed.job.metadata.name, status.attempt
-    wanted = [CreateWorker(worker_name(job, s.index, attempt), s.index, attempt) for s in gang.slots if not s.wanted]
+    avoid = avoided_nodes(observed, status)
+    missing = [slot.index for slot in gang.slots if not slot.wanted]
+    wanted = [CreateWorker(worker_name(job, index, attempt), index, attempt, avoid) for index in missing]
     return tuple(create for create in wanted if create.name not in taken)
 
 
 def surplus_workers(status: LLMTrainJobStatus, gang: Gang) -> tuple[DeleteWorker, ...]:
     """Return the leftovers to delete. Of finished ones the newest per index stays, for its logs."""
-    condemned = {f.pod for f in status.failures if f.action is Action.REPLACE_WORKER}
     keep = {w.index: w.name for w in gang.leftovers if is_finished(w)}
     deletes = []
     for worker in gang.leftovers:
         if worker.deleting or worker.name == keep.get(worker.index):
             continue
         at_once = (
-            is_finished(worker) or worker.name in gang.lost or (worker.name in condemned and not is_leaving(worker))
+            is_finished(worker)
+            or worker.name in gang.lost
+            or (worker.name in gang.condemned and not is_leaving(worker))
         )
         deletes.append(DeleteWorker(worker.name, worker.uid, 0.0 if at_once else None))
     return tuple(deletes)
@@ -146,14 +154,40 @@ def _lost(observed: Observed, status: LLMTrainJobStatus, workers: Iterable[Worke
     limit = observed.policy.agent_lost_seconds
     judged = {w.name: _silence(w, observed, status) for w in workers if is_live(w)}
     # Where nobody reports, it is the operator that is cut off, not its workers.
-    somebody_reports = any(w.agent and observed.now - w.agent.last_seen <= limit / 2 for w in workers if is_live(w))
-    return frozenset(name for name, silence in judged.items() if somebody_reports and silence > limit)
+    heard = [w.agent.last_seen for w in workers if w.agent and is_live(w)] + [observed.heard_at or 0.0]
+    somebody_reports = observed.now - max(heard) <= limit / 2
+    silent = {name for name, silence in judged.items() if somebody_reports and silence > limit}
+    return frozenset(silent | {w.name for w in workers if is_live(w) and _left_with_its_node(w, observed)})
+
+
+def _left_with_its_node(worker: Worker, observed: Observed) -> bool:
+    """A node may be gone for the API server alone; a worker that still reports is left in peace."""
+    if not worker.node_lost:
+        return False
+    if worker.agent is None:  # a watch may tell of a new pod before it tells of its new node
+        return observed.now - worker.created_at > observed.policy.agent_lost_seconds
+    return _heard_ago(worker, observed) > observed.policy.node_lost_silence_seconds
+
+
+def _is_condemned(worker: Worker, status: LLMTrainJobStatus) -> bool:
+    replaced = (Action.REPLACE_WORKER, Action.REPLACE_NODE)
+    return any(
+        (f.pod == worker.name and f.action in replaced)
+        or (f.action is Action.REQUEUE and worker.created_attempt <= f.attempt)
+        for f in status.failures
+    )
+
+
+def _heard_ago(worker: Worker, observed: Observed) -> float:
+    """Seconds since the agent was heard, or since it could be."""
+    assert worker.agent
+    return observed.now - max(worker.agent.last_seen, observed.observing_since or 0.0)
 
 
 def _silence(worker: Worker, observed: Observed, status: LLMTrainJobStatus) -> float:
     """Seconds since the agent was heard; 0 for one that is not yet expected to report."""
     if worker.agent:
-        return observed.now - worker.agent.last_seen
+        return _heard_ago(worker, observed)
     once_reported = worker.created_attempt <= status.started_attempt
     if observed.observing_since is None or not once_reported:
         return 0.0

@@ -18,8 +18,12 @@ class Policy:
     """A healthy job's progress is written this often."""
     settle_seconds: float = 0.5
     """How long a mere symptom (a lost peer) waits for the report of its cause."""
-    agent_lost_seconds: float = 120.0
-    """A running worker whose agent was silent this long, while others report, is replaced."""
+    agent_lost_seconds: float = 12.0
+    """A running worker whose agent was silent this long, while others report, is lost. Agents report every 4 s."""
+    node_lost_silence_seconds: float = 5.0
+    """The same where also the API server says that its node is gone."""
+    relax_seconds: float = 30.0
+    """A worker that finds no node this long may be placed on nodes that are avoided."""
     backoff_seconds: float = 1.0
     """The third restart without progress waits twice this long, each later one twice as long as the one before."""
     backoff_limit_seconds: float = 60.0
@@ -71,6 +75,14 @@ class Worker:
     waiting_since: float | None = None
     """Unix seconds; when the reason above was first seen."""
     unschedulable_message: str = ""
+    avoids: tuple[str, ...] = ()
+    """Nodes where it must not be placed."""
+    node_lost: str = ""
+    """What the API server says of a node that went away; empty where the node is there."""
+    hardware: str = ""
+    """What its node says of broken hardware: it explains a failure, and is none by itself."""
+    broken_device: str = ""
+    """What the device plugin says of a device that this worker holds: it will not work any more."""
     exit_code: int | None = None
     """Of the agent, once the container has ended (137: killed)."""
     oom_killed: bool = False
@@ -94,5 +106,7 @@ class Observed:
     store_owner: str = ""
     """namespace/name of an older, unfinished job that uses the same checkpoint store; empty where there is none."""
     policy: Policy = field(default_factory=Policy)
+    heard_at: float | None = None
+    """Unix seconds when any agent of any job last reported: whether it is the operator that is cut off."""
     observing_since: float | None = None
     """Unix seconds since when agents could reach this operator. None: an agent not heard of is never judged lost."""

@@ -5,6 +5,7 @@ It takes whatever is there and never fails: what makes no sense is left for the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 MERGE_KEYS = {
@@ -57,3 +58,25 @@ def _merge_list(base: list[Any], patch: list[Any], key: str, one_of: bool) -> li
 
 def _same(old: Any, new: Any, key: str) -> bool:
     return isinstance(old, dict) and isinstance(new, dict) and key in new and old.get(key) == new[key]
+
+
+def keep_away(affinity: Any, nodes: Sequence[str]) -> dict[str, Any]:
+    """Return the affinity of a pod with these nodes ruled out, beside whatever else it asks for.
+
+    Node selector terms are alternatives, so each of them has to rule the nodes out.
+    """
+    given = _as_dict(affinity)
+    of_nodes = _as_dict(given.get("nodeAffinity"))
+    terms = _as_dict(of_nodes.get("requiredDuringSchedulingIgnoredDuringExecution")).get("nodeSelectorTerms")
+    away = {"key": "metadata.name", "operator": "NotIn", "values": list(nodes)}
+    alternatives = [term for term in terms if isinstance(term, dict)] if isinstance(terms, list) else []
+    # An empty term matches no node; left alone it would match all but these.
+    kept = [{**term, "matchFields": [*(term.get("matchFields") or []), away]} for term in alternatives if term]
+    if not alternatives:
+        kept = [{"matchFields": [away]}]
+    selector = {"nodeSelectorTerms": kept or alternatives}
+    return {**given, "nodeAffinity": {**of_nodes, "requiredDuringSchedulingIgnoredDuringExecution": selector}}
+
+
+def _as_dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -12,6 +12,7 @@ from llmtrain_api.constants import MANAGER, TERMINAL_STATES, Action
 from llmtrain_api.status import LLMTrainJobStatus
 from llmtrain_operator.core import deadlines, hang
 from llmtrain_operator.core.actions import Plan
+from llmtrain_operator.core.avoid import relax_at
 from llmtrain_operator.core.changes import next_write_at, worth_writing
 from llmtrain_operator.core.conditions import is_draining
 from llmtrain_operator.core.events import changes
@@ -25,13 +26,13 @@ from llmtrain_operator.core.failures import (
 )
 from llmtrain_operator.core.finished import fail, plan_finished, succeed
 from llmtrain_operator.core.gang import Gang, assemble, missing_workers, surplus_workers, tidy
-from llmtrain_operator.core.ladder import choose, final_message
+from llmtrain_operator.core.ladder import choose
 from llmtrain_operator.core.layout import with_layout
 from llmtrain_operator.core.observed import Observed
 from llmtrain_operator.core.orders import gang_orders, is_complete, leavers_may_write, old_ranks_may_run
 from llmtrain_operator.core.parked import blocking_reason, is_parked, plan_parked
 from llmtrain_operator.core.progress import absorb, has_stepped
-from llmtrain_operator.core.record import new_attempt, restart, with_failure
+from llmtrain_operator.core.record import forgive_nodes, new_attempt, restart, with_failure
 from llmtrain_operator.core.report import shape_changes, under_way
 from llmtrain_operator.core.times import from_timestamp, to_timestamp
 
@@ -123,11 +124,21 @@ def _judge(observed: Observed, course: _Course) -> _Course:
     broken = running_failures if started else gathering_failures
     cause = primary([*broken(observed, status, gang), *_deadlines(observed, status, gang).failures])
     if cause is None:
-        return course
+        return course if started else _make_room(observed, course)
     settles = unsettled_until(observed, status, gang, cause)
     if settles is not None:
         return replace(course, due=(*course.due, settles))
     return _answer(observed, course, cause)
+
+
+def _make_room(observed: Observed, course: _Course) -> _Course:
+    """Let nodes that are avoided be used again where a worker finds no other one."""
+    until = relax_at(observed, course.status)
+    if until is None:
+        return course
+    if until > observed.now:
+        return replace(course, due=(*course.due, until))
+    return replace(course, status=forgive_nodes(observed, course.status))
 
 
 def _deadlines(observed: Observed, status: LLMTrainJobStatus, gang: Gang) -> deadlines.Verdict:
@@ -139,13 +150,12 @@ def _deadlines(observed: Observed, status: LLMTrainJobStatus, gang: Gang) -> dea
 
 
 def _answer(observed: Observed, course: _Course, cause: Failure) -> _Course:
-    status, budgets = course.status, observed.job.spec.failure_policy.budgets
-    action = choose(cause, status, budgets)
-    if action is Action.FAIL_JOB:
-        message = final_message(cause, status, budgets)
-        recorded = with_failure(status, cause, action)
-        return replace(course, status=fail(observed, recorded, cause.failure_class.value, message))
-    return _Course(restart(observed, status, cause, action), draining=cause.graceful or course.draining, due=course.due)
+    status = course.status
+    choice = choose(cause, status, observed.job.spec.failure_policy)
+    if choice.action is Action.FAIL_JOB:
+        recorded = with_failure(status, cause, choice)
+        return replace(course, status=fail(observed, recorded, choice.reason, choice.message))
+    return _Course(restart(observed, status, cause, choice), draining=cause.graceful or course.draining, due=course.due)
 
 
 def _start(observed: Observed, course: _Course) -> _Course:

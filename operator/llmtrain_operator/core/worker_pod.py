@@ -13,10 +13,12 @@ from llmtrain_api.uris import Uri
 from llmtrain_operator.core.actions import CreateWorker
 from llmtrain_operator.core.names import token_secret_name
 from llmtrain_operator.core.objects import TOKEN_KEY, job_labels, owner_reference
-from llmtrain_operator.core.overlay import overlay
+from llmtrain_operator.core.overlay import keep_away, overlay
 
 ANNOTATION_REPLICAS = f"{GROUP}/replicas"
 """Size of the gang that the pod was made for: after a resize, pods of another size are replaced."""
+ANNOTATION_AVOIDS = f"{GROUP}/avoids"
+"""Names of the nodes where the pod must not be placed, with spaces between."""
 TOKEN_FOLDER = f"/var/run/secrets/{GROUP}"
 USER_ID = 65532
 """The `nonroot` user of distroless images; ours has it too."""
@@ -56,6 +58,13 @@ def build_pod(job: LLMTrainJob, worker: CreateWorker, settings: PodSettings) -> 
     for name in ("containers", "initContainers"):
         if isinstance(spec.get(name), list):
             spec[name] = [_restricted(container) for container in spec[name]]
+    if worker.avoid_nodes:
+        spec["affinity"] = keep_away(spec.get("affinity"), worker.avoid_nodes)
+    annotations = {
+        ANNOTATION_REPLICAS: str(job.spec.workers.replicas),
+        "kubectl.kubernetes.io/default-container": CONTAINER,
+        **({ANNOTATION_AVOIDS: " ".join(worker.avoid_nodes)} if worker.avoid_nodes else {}),
+    }
     labels = {LABEL_WORKER: str(worker.index), LABEL_ATTEMPT: str(worker.attempt)}
     return {
         "apiVersion": "v1",
@@ -64,10 +73,7 @@ def build_pod(job: LLMTrainJob, worker: CreateWorker, settings: PodSettings) -> 
             "name": worker.name,
             "namespace": job.metadata.namespace,
             "labels": {**job_labels(job), **labels},
-            "annotations": {
-                ANNOTATION_REPLICAS: str(job.spec.workers.replicas),
-                "kubectl.kubernetes.io/default-container": CONTAINER,
-            },
+            "annotations": annotations,
             "ownerReferences": [owner_reference(job)],
         },
         "spec": spec,

@@ -23,8 +23,9 @@ from llmtrain_operator.kube.cache import ObjectCache
 from llmtrain_operator.kube.client import DeleteOptions, KubeClient
 from llmtrain_operator.kube.errors import ConflictError, NotFoundError
 from llmtrain_operator.kube.events import EventRecorder
-from llmtrain_operator.kube.resources import JOBS, PODS, SECRETS, Resource
-from llmtrain_operator.kube.translate import belongs_to, job_of, to_worker, trouble
+from llmtrain_operator.kube.nodes import hardware, lost
+from llmtrain_operator.kube.resources import JOBS, NODES, PODS, SECRETS, Resource
+from llmtrain_operator.kube.translate import NodeNews, belongs_to, job_of, node_of, to_worker, trouble
 from llmtrain_operator.runtime.backend import JobKey
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,9 @@ class KubeBackend:
         self._events = EventRecorder(client, options.instance)
         self._jobs = ObjectCache(self._job_changed)
         self._pods = ObjectCache(self._pod_changed, group_by=lambda pod: str(job_of(pod)))
+        self._nodes = ObjectCache(self._node_changed)
+        self._node_news: dict[str, NodeNews] = {}
+        """Name of a node to what it last said."""
         self._troubled_since: dict[str, float] = {}
         """Uid of a pod whose container cannot start to when that was first seen."""
         self._secrets: dict[str, tuple[float, asyncio.Task[None]]] = {}
@@ -71,8 +75,8 @@ class KubeBackend:
     # ---- what feeds the caches
 
     def feed(self, resource: Resource, event_type: str | None, obj: Object) -> None:
-        """Take in one watch event of a job or a pod."""
-        cache = self._jobs if resource == JOBS else self._pods
+        """Take in one watch event of a job, a pod or a node."""
+        cache = {JOBS: self._jobs, PODS: self._pods, NODES: self._nodes}[resource]
         if event_type == "DELETED":
             cache.gone(obj)
         else:
@@ -92,6 +96,9 @@ class KubeBackend:
             repaired += self._jobs.replace(jobs, version, namespace)
             pods, version = await self._client.list(PODS, namespace, POD_SELECTOR)
             repaired += self._pods.replace(pods, version, namespace)
+        if not self._options.namespaces:
+            nodes, version = await self._client.list(NODES, None)
+            repaired += self._nodes.replace(nodes, version, None)
         return repaired
 
     # ---- reads
@@ -104,7 +111,10 @@ class KubeBackend:
 
     def workers(self, job: LLMTrainJob) -> Sequence[Worker]:
         pods = [pod for pod in self._pods.group(str(_key_of_job(job))) if belongs_to(pod, job.metadata.uid)]
-        workers = [to_worker(pod, self._troubled_since.get(pod["metadata"]["uid"])) for pod in pods]
+        workers = [
+            to_worker(pod, self._troubled_since.get(pod["metadata"]["uid"]), self._news_of(node_of(pod)))
+            for pod in pods
+        ]
         return [worker for worker in workers if worker is not None]
 
     # ---- writes
@@ -247,6 +257,27 @@ class KubeBackend:
         key = job_of(pod)
         if key is not None:
             self._enqueue(key)
+
+    def _node_changed(self, node: Object) -> None:
+        """Look at the jobs of a node whose fate changed; it reports its health every few minutes without news."""
+        name = node["metadata"]["name"]
+        news = self._news_of(name)
+        if news == self._node_news.get(name, NodeNews()):
+            return
+        self._node_news[name] = news
+        for pod in self._pods:
+            key = job_of(pod) if node_of(pod) == name else None
+            if key is not None:
+                self._enqueue(key)
+
+    def _news_of(self, node_name: str) -> NodeNews:
+        """Return what is known of a node: nothing where nodes are not watched."""
+        if not node_name or not len(self._nodes):
+            return NodeNews()
+        node = self._nodes.get("", node_name)
+        if node is None:
+            return NodeNews(lost="the node does not exist any more")
+        return NodeNews(lost(node), hardware(node))
 
 
 def _owned_by_another_job(pod: Object, job_uid: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from llmtrain_operator.kube.resources import EVENTS, JOBS, LEASES, PODS, SECRETS, Resource
+from llmtrain_operator.kube.resources import EVENTS, JOBS, LEASES, NODES, PODS, SECRETS, Resource
 
 Verb = Literal["get", "list", "watch", "create", "update", "patch", "delete"]
 
@@ -32,6 +32,9 @@ IN_JOB_NAMESPACES: tuple[Permission, ...] = (
     *_allow(EVENTS, "create", "patch"),
 )
 """Where LLMTrainJobs live: a ClusterRole, or a Role in each namespace that is watched."""
+
+ON_NODES: tuple[Permission, ...] = _allow(NODES, "list", "watch")
+"""Whether a node is gone or a device of it is broken. Only where all namespaces are watched: nodes belong to none."""
 
 FOR_OWNER_REFERENCES: tuple[Permission, ...] = _allow(JOBS, "update", subresource="finalizers")
 """Never used as a request: the admission plugin OwnerReferencesPermissionEnforcement (OpenShift) asks for it before it

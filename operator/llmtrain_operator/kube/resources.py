@@ -32,6 +32,7 @@ class Resource:
 
 JOBS = Resource(GROUP, VERSION, PLURAL, KIND)
 PODS = Resource("", "v1", "pods", "Pod")
+NODES = Resource("", "v1", "nodes", "Node")
 SECRETS = Resource("", "v1", "secrets", "Secret")
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from llmtrain_api.constants import CONTAINER, LABEL_ATTEMPT, LABEL_JOB, LABEL_WORKER
 from llmtrain_operator.core.observed import Worker
 from llmtrain_operator.core.times import from_timestamp
-from llmtrain_operator.core.worker_pod import ANNOTATION_REPLICAS
+from llmtrain_operator.core.worker_pod import ANNOTATION_AVOIDS, ANNOTATION_REPLICAS
 from llmtrain_operator.runtime.backend import JobKey
 
 Object = Mapping[str, Any]
@@ -17,6 +18,17 @@ HARMLESS_REASONS = frozenset({"", "ContainerCreating", "PodInitializing"})
 """Why a container waits in the normal course of things."""
 EVICTION_REASONS = frozenset({"Evicted", "Preempting", "NodeShutdown", "Shutdown", "Terminated", "NodeLost"})
 """Values of a failed pod's status.reason that tell of its node, not of the worker."""
+
+
+@dataclass(frozen=True)
+class NodeNews:
+    """What a worker's node says; both empty where all is well."""
+
+    lost: str = ""
+    hardware: str = ""
+
+
+NO_NEWS = NodeNews()
 
 
 def job_of(pod: Object) -> JobKey | None:
@@ -31,12 +43,17 @@ def belongs_to(pod: Object, job_uid: str) -> bool:
     return any(owner.get("uid") == job_uid and owner.get("controller") for owner in owners)
 
 
-def to_worker(pod: Object, waiting_since: float | None) -> Worker | None:
+def node_of(pod: Object) -> str:
+    """Return the name of the node where the pod was placed; empty before that."""
+    return str((pod.get("spec") or {}).get("nodeName") or "")
+
+
+def to_worker(pod: Object, waiting_since: float | None, node: NodeNews = NO_NEWS) -> Worker | None:
     """Return the worker, or None where the labels that name it were taken away.
 
     `waiting_since` is when its trouble (see `trouble`) was first seen, in Unix seconds.
     """
-    metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    metadata, status = pod["metadata"], pod.get("status") or {}
     labels, annotations = _labels(pod), metadata.get("annotations") or {}
     index, attempt = _count(labels.get(LABEL_WORKER)), _count(labels.get(LABEL_ATTEMPT))
     if index is None or attempt is None:
@@ -52,11 +69,15 @@ def to_worker(pod: Object, waiting_since: float | None) -> Worker | None:
         phase=_phase(status),
         created_at=from_timestamp(metadata.get("creationTimestamp")) or 0.0,
         deleting=bool(metadata.get("deletionTimestamp")),
-        node=str(spec.get("nodeName") or ""),
+        node=node_of(pod),
         waiting_reason=reason,
         waiting_message=message,
         waiting_since=waiting_since if reason else None,
         unschedulable_message=_unschedulable(status),
+        avoids=tuple(str(annotations.get(ANNOTATION_AVOIDS) or "").split()),
+        node_lost=node.lost,
+        hardware=node.hardware,
+        broken_device=_broken_device(pod),
         exit_code=ended.get("exitCode"),
         oom_killed=ended.get("reason") == "OOMKilled",
         disruption=_disruption(status),
@@ -88,6 +109,18 @@ def _ended(pod: Object) -> Mapping[str, Any]:
             terminated = (container.get("state") or {}).get("terminated")
             return terminated if isinstance(terminated, Mapping) else {}
     return {}
+
+
+def _broken_device(pod: Object) -> str:
+    """Return what the device plugin says of a device that the trainer holds (allocatedResourcesStatus, KEP-4680)."""
+    for container in _containers(pod):
+        if container.get("name") != CONTAINER:
+            continue
+        for resource in container.get("allocatedResourcesStatus") or []:
+            for device in resource.get("resources") or []:
+                if device.get("health") == "Unhealthy":
+                    return f"{resource.get('name')} {device.get('resourceID')} is unhealthy"
+    return ""
 
 
 def _phase(status: Mapping[str, Any]) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from llmtrain_api.sync import HOLD_SECONDS
 from llmtrain_operator.coordinator.hub import Hub
 from llmtrain_operator.runtime.backend import Backend, JobKey
 from llmtrain_operator.runtime.reconciler import Decisions, Listener, Reconciler, Result
 from llmtrain_operator.runtime.workqueue import RetryLaterError, WorkQueue
+
+PULSE_SECONDS = 0.5
 
 
 class Controller:
@@ -35,10 +38,12 @@ class Controller:
     async def run(self, workers: int) -> None:
         """Work until `stop`; returns when the looks under way have ended."""
         resync = asyncio.create_task(self._resync(), name="resync")
+        pulse = asyncio.create_task(self._feel_pulse(), name="pulse")
         try:
             await self.queue.run(self._handle, workers)
         finally:
             resync.cancel()
+            pulse.cancel()
 
     def stop(self) -> None:
         """Start no further look at any job."""
@@ -49,6 +54,15 @@ class Controller:
             for key in self._backend.job_keys():
                 self.queue.add(key)
             await asyncio.sleep(self._resync_seconds)
+
+    async def _feel_pulse(self) -> None:
+        """Notice that this process was starved or stopped. Agents ask at least every HOLD_SECONDS."""
+        loop = asyncio.get_running_loop()
+        while True:
+            before = loop.time()
+            await asyncio.sleep(PULSE_SECONDS)
+            if loop.time() - before > PULSE_SECONDS + HOLD_SECONDS / 2:
+                self.reconciler.stood_still()
 
     async def _handle(self, key: JobKey) -> None:
         if self._may_act is not None:

@@ -1,4 +1,4 @@
-"""What is registered with kopf: two plain watches. kopf writes nothing: no finalizers, no annotations, no events.
+"""What is registered with kopf: plain watches. kopf writes nothing: no finalizers, no annotations, no events.
 
 Only `on.event` is used. kopf's other handlers (create, update, daemon, timer) keep their state on users' objects and
 react to differences; we are told that something happened, and look at everything there is.
@@ -15,7 +15,7 @@ from kubernetes import client as official
 
 from llmtrain_api.constants import GROUP, PLURAL, VERSION
 from llmtrain_operator.kube.backend import POD_SELECTOR
-from llmtrain_operator.kube.resources import JOBS, PODS, Resource
+from llmtrain_operator.kube.resources import JOBS, NODES, PODS, Resource
 
 CREDENTIALS_MINUTES = 50
 """Service account tokens live an hour by default; kopf alone would ask for a new one only after a refusal."""
@@ -53,8 +53,8 @@ def kopf_settings() -> kopf.OperatorSettings:
     return settings
 
 
-def kopf_registry(configuration: official.Configuration, feed: Feed) -> kopf.OperatorRegistry:
-    """Return the handlers; `feed` is called in kopf's thread."""
+def kopf_registry(configuration: official.Configuration, feed: Feed, with_nodes: bool) -> kopf.OperatorRegistry:
+    """Return the handlers; `feed` is called in kopf's thread. Nodes are watched only where that may be done."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -68,6 +68,12 @@ def kopf_registry(configuration: official.Configuration, feed: Feed) -> kopf.Ope
     @kopf.on.event("v1", "pods", registry=registry)
     async def pod_event(event: kopf.RawEvent, **_: Any) -> None:
         feed(PODS, event["type"], dict(event["object"]))
+
+    if with_nodes:
+
+        @kopf.on.event("v1", "nodes", registry=registry)
+        async def node_event(event: kopf.RawEvent, **_: Any) -> None:
+            feed(NODES, event["type"], dict(event["object"]))
 
     return registry
 

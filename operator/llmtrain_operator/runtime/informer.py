@@ -133,7 +133,7 @@ class _KopfThread:
         self._main = asyncio.get_running_loop()
         self._feed = feed
         self._namespaces = namespaces
-        self._registry = kopf_registry(configuration, self._hand_over)
+        self._registry = kopf_registry(configuration, self._hand_over, with_nodes=not namespaces)
         self._ended: asyncio.Future[BaseException | None] = self._main.create_future()
         self._own: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None

@@ -101,6 +101,14 @@ class Reconciler:
             if job is not None and job.metadata.uid:
                 self._hub.admit(key, job.metadata.uid, [w.name for w in self._backend.workers(job)])
 
+    def stood_still(self) -> None:
+        """Take note that this process did nothing for a while: what agents said meanwhile is not read yet.
+
+        Silence counts anew from here, or an operator that was starved would take every worker for lost.
+        """
+        if self._observing_since is not None:
+            self._observing_since = self._clock()
+
     async def reconcile(self, key: JobKey) -> float | None:
         """Bring one job nearer to what its spec wants; return the seconds until it must be looked at again.
 
@@ -147,6 +155,7 @@ class Reconciler:
             spec_errors=tuple(self._decisions.spec_errors(job)),
             store_owner=owner,
             policy=self._decisions.policy,
+            heard_at=self._hub.heard_at,
             observing_since=self._observing_since,
         )
 

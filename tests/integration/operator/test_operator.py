@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from llmtrain_operator.coordinator.token import job_token
-from llmtrain_operator.kube.permissions import FOR_OWNER_REFERENCES, IN_JOB_NAMESPACES, IN_OWN_NAMESPACE, Permission
+from llmtrain_operator.kube.permissions import (
+    FOR_OWNER_REFERENCES,
+    IN_JOB_NAMESPACES,
+    IN_OWN_NAMESPACE,
+    ON_NODES,
+    Permission,
+)
 from llmtrain_operator.kube.resources import EVENTS, JOBS, LEASES, PODS, SECRETS
 from tests.integration.operator.harness import (
     NAMESPACE,
@@ -82,7 +88,7 @@ def test_a_job_runs_to_its_end_with_just_the_rights_it_has(tmp_path: Path) -> No
 def _assert_rights(server: FakeApiServer) -> None:
     """What was asked is granted, what is granted was asked, but for what only accidents need."""
     used = {Permission(request.verb, request.group, request.resource) for request in server.requests}  # type: ignore[arg-type]
-    granted = {*IN_JOB_NAMESPACES, *IN_OWN_NAMESPACE}
+    granted = {*IN_JOB_NAMESPACES, *ON_NODES, *IN_OWN_NAMESPACE}
     assert used <= granted
     after_accidents = {Permission("get", "", "pods"), Permission("get", JOBS.group, "llmtrainjobs")}
     after_accidents |= {Permission("patch", EVENTS.group, "events"), Permission("delete", "", "pods")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.api.cases_checkpoint import CHECKPOINT_ACCEPTED, CHECKPOINT_MISTYPED, CHECKPOINT_REFUSED
+from tests.unit.api.cases_failure import FAILURE_ACCEPTED, FAILURE_MISTYPED
 from tests.unit.api.cases_layout import LAYOUT_ACCEPTED, LAYOUT_MISTYPED, LAYOUT_REFUSED
 from tests.unit.api.cases_metrics import METRICS_ACCEPTED, METRICS_MISTYPED, METRICS_REFUSED
 from tests.unit.api.cases_updates import FROZEN
@@ -23,6 +24,7 @@ WITHOUT_LAYERS = {name: value for name, value in DIMENSIONS.items() if name != "
 ACCEPTED = (
     *LAYOUT_ACCEPTED,
     *CHECKPOINT_ACCEPTED,
+    *FAILURE_ACCEPTED,
     *METRICS_ACCEPTED,
     Case("the base", {}),
     Case("an update that changes nothing", {}, old={}),
@@ -89,6 +91,7 @@ ACCEPTED = (
 MISTYPED = (
     *LAYOUT_MISTYPED,
     *CHECKPOINT_MISTYPED,
+    *FAILURE_MISTYPED,
     *METRICS_MISTYPED,
     Case("unknown field", {"spec.workers.replica": 2}, ("spec.workers.replica",), ("did you mean replicas?",)),
     Case("unknown field at the top of the spec", {"spec.traning": {}}, ("spec.traning",), ("training",)),

@@ -122,7 +122,12 @@ def workers(draw: st.DrawFn) -> Worker:
         unschedulable_message=draw(texts),
         exit_code=draw(exit_codes),
         oom_killed=draw(st.integers(0, 9)) == 0,
-        disruption=draw(st.sampled_from(["", "", "PreemptionByScheduler"])),
+        disruption=draw(st.sampled_from(["", "", "PreemptionByScheduler", "DeletionByTaintManager"])),
+        node=draw(st.sampled_from(["", "node-1", "node-2"])),
+        avoids=draw(st.sampled_from([(), (), ("node-1",), ("node-2", "node-3")])),
+        node_lost=draw(st.sampled_from(["", "", "", "the node does not exist any more"])),
+        hardware=draw(st.sampled_from(["", "", "GpuXidError: Xid 79"])),
+        broken_device=draw(st.sampled_from(["", "", "", "nvidia.com/gpu GPU-7 is unhealthy"])),
         agent=draw(st.one_of(st.none(), agents())),
     )
 
@@ -137,7 +142,8 @@ def failures(draw: st.DrawFn) -> FailureStatus:
         worker=index,
         pod=draw(st.sampled_from(["", worker_name("demo", index, created)])),
         message="it broke",
-        action=draw(st.sampled_from([Action.RESTART_RANKS, Action.REPLACE_WORKER])),
+        action=draw(st.sampled_from([action for action in Action if action is not Action.FAIL_JOB])),
+        node=draw(st.sampled_from(["", "node-1", "node-2"])),
         step=draw(st.one_of(st.none(), st.integers(0, 100))),
         seconds_to_next_step=draw(st.sampled_from([None, "1.50"])),
     )
@@ -162,6 +168,7 @@ def statuses(draw: st.DrawFn) -> LLMTrainJobStatus:
         checkpoint=CheckpointStatus(last_good_step=draw(st.integers(-1, 50))),
         restarts=RestartsStatus(since_progress=draw(counters), by_worker_since_progress={"1": 1}),
         failures=draw(st.lists(failures(), max_size=16)),
+        nodes_forgiven_at=draw(st.one_of(st.none(), timestamps)),
     )
 
 
@@ -169,6 +176,11 @@ def statuses(draw: st.DrawFn) -> LLMTrainJobStatus:
 def observations(draw: st.DrawFn) -> Observed:
     builder = make_job().with_status(draw(statuses()))
     builder.with_spec(suspend=draw(st.integers(0, 6)) == 0)
+    if draw(st.integers(0, 3)) == 0:
+        actions = st.sampled_from(["FailJob", "RestartRanks", "ReplaceWorker", "ReplaceNode", "Requeue", "Ignore"])
+        classes = st.lists(st.sampled_from([c.value for c in FailureClass]), max_size=3, unique=True)
+        rules = [{"onClasses": draw(classes), "action": draw(actions)} for _ in range(2)]
+        builder.with_spec(failurePolicy={"rules": rules})
     if draw(st.booleans()):
         builder.with_spec(parallelism={"planFor": "cpu"})
     if draw(st.booleans()):
@@ -182,5 +194,6 @@ def observations(draw: st.DrawFn) -> Observed:
         workers=tuple(found),
         spec_errors=draw(st.sampled_from([(), (), (), ("spec.training.steps is 0",)])),
         store_owner=draw(st.sampled_from(["", "", "", "lab/older"])),
+        heard_at=draw(st.sampled_from([None, NOW, NOW - 1000])),
         observing_since=draw(st.sampled_from([None, NOW - 1000, NOW - 1])),
     )

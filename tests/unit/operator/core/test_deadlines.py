@@ -30,7 +30,7 @@ def gathering(**deadlines: int) -> JobBuilder:
 
 def pending(**fields: Any) -> list[Worker]:
     return [
-        make_worker(0, created_at=NOW, agent=make_agent()),
+        make_worker(0, created_at=NOW, agent=make_agent(last_seen=NOW + 200)),
         make_worker(1, created_at=NOW, phase="Pending", **fields),
     ]
 
@@ -154,15 +154,18 @@ def test_time_in_suspension_is_not_active_time() -> None:
     assert decision.status.state is not State.FAILED and decision.requeue_after == pytest.approx(100)
 
 
-def test_a_silent_agent_is_replaced_while_others_report() -> None:
+def test_a_silent_worker_is_lost_while_others_report_and_its_node_is_left() -> None:
     builder = make_job().running()
     decide(builder, make_gang())
     gang = make_gang()
-    late = [replace(gang[0], agent=make_agent(0, 1, progress=make_progress(), last_seen=NOW + 121)), gang[1]]
-    decision = decide(builder, late, NOW + 121)
+    late = [replace(gang[0], agent=make_agent(0, 1, progress=make_progress(), last_seen=NOW + 12.1)), gang[1]]
+    assert decide(builder, late, NOW + 11.9).status.attempt == 1
+    decision = decide(builder, late, NOW + 12.1)
     failure = decision.status.failures[0]
-    assert (failure.failure_class, failure.worker) == (FailureClass.DISRUPTION, 1)
-    assert "silent for 121 s" in failure.message
+    assert (failure.failure_class, failure.worker) == (FailureClass.NODE_LOST, 1)
+    assert failure.action is Action.REPLACE_NODE
+    assert "silent for 12 s on node node-1: while others report" in failure.message
+    assert [create.avoid_nodes for create in decision.create] == [("node-1",)]
     assert [(d.name, d.grace_seconds) for d in decision.delete] == [("demo-w1-a1", 0.0)]
 
 
@@ -172,9 +175,64 @@ def test_when_nobody_reports_it_is_the_operator_that_is_cut_off() -> None:
     assert decide(builder, make_gang(), NOW + 3600).status.attempt == 1
 
 
+def test_the_only_worker_of_a_job_is_lost_when_agents_of_other_jobs_report() -> None:
+    builder = make_job().with_workers(1).running()
+    gang = make_gang(1)
+    assert decide(builder, gang, NOW + 60, heard_at=NOW + 1).status.attempt == 1
+    assert decide(builder, gang, NOW + 60, heard_at=NOW + 59).status.failures[0].failure_class is FailureClass.NODE_LOST
+
+
+def test_an_operator_that_stood_still_takes_nobody_for_lost() -> None:
+    builder = make_job().running()
+    gang = make_gang()
+    gang[0] = replace(gang[0], agent=make_agent(0, 1, last_seen=NOW + 60))
+    assert decide(builder, gang, NOW + 60, observing_since=NOW + 59).status.attempt == 1
+
+
+@pytest.mark.parametrize(
+    ("last_seen", "lost"),
+    [pytest.param(NOW - 6, True, id="silent too"), pytest.param(NOW - 4, False, id="its agent still reports")],
+)
+def test_a_node_that_is_gone_is_believed_when_its_agent_is_silent_too(last_seen: float, lost: bool) -> None:
+    gang = make_gang(1, last_seen=last_seen)
+    gone = [replace(gang[0], node_lost="the node's condition Ready is Unknown (NodeStatusUnknown)")]
+    status = decide(make_job().with_workers(1).running(), gone).status
+    assert (status.attempt == 2) is lost
+    if lost:
+        assert status.failures[0].failure_class is FailureClass.NODE_LOST
+        assert "Ready is Unknown" in status.failures[0].message
+
+
+def test_a_worker_pending_on_a_node_that_went_away_is_made_anew_at_once() -> None:
+    builder = gathering(pendingSeconds=1000)
+    workers = [make_worker(0, created_at=NOW, phase="Pending", node_lost="the node does not exist any more")]
+    assert decide(builder, workers, NOW + 2).status.attempt == 1
+    decision = decide(builder, workers, NOW + 13)
+    assert decision.status.attempt == 2 and decision.status.failures[0].failure_class is FailureClass.NODE_LOST
+
+
+def test_avoided_nodes_are_forgiven_when_there_is_no_other_place() -> None:
+    """A job on a cluster without a spare node must not wait for ever for one."""
+    builder = make_job().running()
+    gang = make_gang()
+    lost = [gang[0], replace(gang[1], node_lost="gone", agent=replace(gang[1].agent, last_seen=NOW - 6))]
+    decide(builder, lost)
+    waiting = make_worker(
+        1, 2, created_at=NOW, phase="Pending", node="", unschedulable_message="0/2 nodes", avoids=("node-1",)
+    )
+    kept = replace(gang[0], agent=make_agent(0, 1, last_seen=NOW + 30))
+    early = decide(builder, [kept, waiting], NOW + 29)
+    assert early.status.attempt == 2 and early.requeue_after == pytest.approx(1.0)
+    forgiving = decide(builder, [kept, waiting], NOW + 30)
+    assert forgiving.status.attempt == 3 and len(forgiving.status.failures) == 1
+    assert [(create.name, create.avoid_nodes) for create in forgiving.create] == [("demo-w1-a3", ())]
+    assert [delete.name for delete in forgiving.delete] == ["demo-w1-a2"]
+    assert "NodesForgiven" in [event.reason for event in forgiving.events]
+
+
 @pytest.mark.parametrize(
     ("observing_since", "replaced"),
-    [(None, False), (NOW + 1000 - 119, False), (NOW + 1000 - 121, True)],
+    [(None, False), (NOW + 1000 - 11, False), (NOW + 1000 - 13, True)],
     ids=["unknown", "operator restarted just now", "operator back for long"],
 )
 def test_an_agent_that_never_came_back_to_a_restarted_operator(observing_since: float | None, replaced: bool) -> None:

@@ -300,11 +300,12 @@ def test_a_message_of_any_length_fits_the_status() -> None:
     LLMTrainJobStatus.model_validate(decision.status.to_wire())
 
 
-def test_a_replaced_worker_begins_with_a_clean_record() -> None:
-    used = {"total": 1, "sinceProgress": {"Crash": 1}, "byWorkerSinceProgress": {"1": 1}}
+def test_a_worker_on_another_node_begins_with_a_clean_record() -> None:
+    used = {"total": 2, "sinceProgress": {"Crash": 2}, "byWorkerSinceProgress": {"0": 1, "1": 2}}
     decision = decide(make_job().running(restarts=used), gang_with(make_rank(0), make_rank(1, 1)))
-    assert decision.status.failures[-1].action is Action.REPLACE_WORKER
-    assert decision.status.restarts.by_worker_since_progress == {}
+    assert decision.status.failures[-1].action is Action.REPLACE_NODE
+    assert decision.status.restarts.by_worker_since_progress == {"0": 1}
+    assert [create.avoid_nodes for create in decision.create] == [("node-1",)]
 
 
 def test_a_late_report_of_an_attempt_that_is_over_does_not_move_the_progress() -> None:

@@ -98,7 +98,7 @@ def test_the_first_step_is_written_at_once_and_later_ones_once_a_period() -> Non
     assert first.status_changed and first.status.state is State.TRAINING
     later = [at(1 + seconds, 1 + seconds) for seconds in range(1, 121)]
     assert sum(decision.status_changed for decision in later) == 4
-    assert later[0].requeue_after == pytest.approx(29)
+    assert later[0].requeue_after == pytest.approx(12.0, abs=0.01)  # when silence would mean something
     assert builder.build().status.checkpoint.last_good_step == 120
     assert builder.build().status.checkpoint.uri == "pvc://checkpoints/demo/step-00000120"
 

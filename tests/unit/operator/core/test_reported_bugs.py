@@ -16,7 +16,7 @@ def _crash_with_fresh_pods(builder: JobBuilder, now: float) -> State | None:
         decide(builder, fresh, now + later)
     now += 300
     assert builder.build().status.started_attempt == attempt
-    ranks = (make_rank(0), make_rank(1, exit_code=1, exited_at=now + 1))
+    ranks = (make_rank(0), make_rank(1, signal=9, exited_at=now + 1))
     agents = [make_agent(i, attempt, [rank], last_seen=now + 2) for i, rank in enumerate(ranks)]
     broken = [make_worker(i, attempt, agent=agent) for i, agent in enumerate(agents)]
     return decide(builder, broken, now + 2).status.state

@@ -15,6 +15,9 @@ from llmtrain_operator.core.worker_pod import PodSettings, build_pod, claims
 from tests.support.jobs import JobBuilder, make_job
 
 SETTINGS = PodSettings(coordinator_url="http://llmtrain.llmtrain-system:8470")
+AWAY = {"key": "metadata.name", "operator": "NotIn", "values": ["n-1", "n-2"]}
+ZONE = {"key": "zone", "operator": "In", "values": ["a"]}
+BOX = {"key": "metadata.name", "operator": "In", "values": ["n-3"]}
 
 
 def pod(builder: JobBuilder | None = None, template: Any = None) -> dict[str, Any]:
@@ -197,3 +200,27 @@ def test_credentials_of_the_store_come_from_its_secret() -> None:
     manifest = pod(make_job().with_spec(checkpoint={"store": "s3://bucket/x", "secretName": "keys"}))
     assert trainer(manifest)["envFrom"] == [{"secretRef": {"name": "keys"}}]
     assert not [volume for volume in manifest["spec"]["volumes"] if "persistentVolumeClaim" in volume]
+
+
+@pytest.mark.parametrize(
+    ("given", "terms"),
+    [
+        pytest.param({}, [{"matchFields": [AWAY]}], id="nothing of the user's"),
+        pytest.param(
+            {"nodeSelectorTerms": [{"matchExpressions": [ZONE]}, {"matchFields": [BOX]}]},
+            [{"matchExpressions": [ZONE], "matchFields": [AWAY]}, {"matchFields": [BOX, AWAY]}],
+            id="every alternative of the user's",
+        ),
+    ],
+)
+def test_nodes_to_keep_away_from_are_ruled_out_beside_what_the_user_asks_for(
+    given: dict[str, Any], terms: list[Any]
+) -> None:
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": given} if given else {}
+    template = {"spec": {"affinity": {"nodeAffinity": required}}} if given else {"spec": {}}
+    job = make_job().with_spec(workers={"template": template}).build()
+    pod = build_pod(job, CreateWorker("demo-w0-a1", 0, 1, ("n-1", "n-2")), SETTINGS)
+    affinity = pod["spec"]["affinity"]
+    assert affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"] == terms
+    assert "podAntiAffinity" in affinity
+    assert pod["metadata"]["annotations"]["llmtrain.dev/avoids"] == "n-1 n-2"
