@@ -20,6 +20,7 @@ from typing import Any
 from aiohttp import web
 
 from llmtrain_operator.kube.resources import EVENTS, JOBS, LEASES, NODES, PODS, SECRETS, Resource
+from tests.support.bodies import parsed
 from tests.support.merging import Object, merged, minus, without
 
 RESOURCES = {resource.plural: resource for resource in (JOBS, PODS, NODES, SECRETS, EVENTS, LEASES)}
@@ -196,7 +197,7 @@ class FakeApiServer:
     async def _answer(self, http: web.Request, request: Request, resource: Resource) -> tuple[Object, int]:
         if request.verb == "list":
             return self._list(request, resource), 200
-        body = json.loads(await http.read() or b"{}")
+        body = parsed(await http.read(), http.content_type)
         known = self._objects[resource.plural].get((request.namespace or "", request.name))
         if request.verb == "create":
             return await self._create(resource, body), 201

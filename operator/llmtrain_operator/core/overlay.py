@@ -68,12 +68,13 @@ def keep_away(affinity: Any, nodes: Sequence[str]) -> dict[str, Any]:
     given = _as_dict(affinity)
     of_nodes = _as_dict(given.get("nodeAffinity"))
     terms = _as_dict(of_nodes.get("requiredDuringSchedulingIgnoredDuringExecution")).get("nodeSelectorTerms")
-    away = {"key": "metadata.name", "operator": "NotIn", "values": list(nodes)}
+    # The API server takes one value per requirement on a field of the node, unlike one on its labels.
+    away = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
     alternatives = [term for term in terms if isinstance(term, dict)] if isinstance(terms, list) else []
     # An empty term matches no node; left alone it would match all but these.
-    kept = [{**term, "matchFields": [*(term.get("matchFields") or []), away]} for term in alternatives if term]
+    kept = [{**term, "matchFields": [*(term.get("matchFields") or []), *away]} for term in alternatives if term]
     if not alternatives:
-        kept = [{"matchFields": [away]}]
+        kept = [{"matchFields": away}]
     selector = {"nodeSelectorTerms": kept or alternatives}
     return {**given, "nodeAffinity": {**of_nodes, "requiredDuringSchedulingIgnoredDuringExecution": selector}}
 

@@ -20,12 +20,15 @@ from kubernetes import config as official_config
 from llmtrain_api.constants import MANAGER
 from llmtrain_operator.kube.errors import UnreachableError, error_for
 from llmtrain_operator.kube.resources import Resource
+from llmtrain_operator.kube.wire import apply_body
 
 CONNECT_SECONDS = 3.0
 READ_SECONDS = 15.0
 LIST_CHUNK = 500
 THREADS = 16
-APPLY = "application/apply-patch+yaml"
+# The official client writes the body of the bare type as ASCII JSON, which is not always YAML; with a charset it lets
+# the bytes of `apply_body` through as they are.
+APPLY = "application/apply-patch+yaml; charset=utf-8"
 MERGE = "application/merge-patch+json"
 
 Object = dict[str, Any]
@@ -170,7 +173,7 @@ class KubeClient:
                 _METHODS[call.verb],
                 query_params=list(call.query),
                 header_params={"Accept": "application/json", "Content-Type": call.content_type},
-                body=call.body,
+                body=apply_body(call.body or {}) if call.content_type == APPLY else call.body,
                 auth_settings=["BearerToken"],
                 _preload_content=False,
                 _request_timeout=(CONNECT_SECONDS, call.read_seconds),

@@ -15,7 +15,8 @@ from llmtrain_operator.core.worker_pod import PodSettings, build_pod, claims
 from tests.support.jobs import JobBuilder, make_job
 
 SETTINGS = PodSettings(coordinator_url="http://llmtrain.llmtrain-system:8470")
-AWAY = {"key": "metadata.name", "operator": "NotIn", "values": ["n-1", "n-2"]}
+AWAY = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("n-1", "n-2")]
+"""One value each: more are refused."""
 ZONE = {"key": "zone", "operator": "In", "values": ["a"]}
 BOX = {"key": "metadata.name", "operator": "In", "values": ["n-3"]}
 
@@ -205,10 +206,10 @@ def test_credentials_of_the_store_come_from_its_secret() -> None:
 @pytest.mark.parametrize(
     ("given", "terms"),
     [
-        pytest.param({}, [{"matchFields": [AWAY]}], id="nothing of the user's"),
+        pytest.param({}, [{"matchFields": AWAY}], id="nothing of the user's"),
         pytest.param(
             {"nodeSelectorTerms": [{"matchExpressions": [ZONE]}, {"matchFields": [BOX]}]},
-            [{"matchExpressions": [ZONE], "matchFields": [AWAY]}, {"matchFields": [BOX, AWAY]}],
+            [{"matchExpressions": [ZONE], "matchFields": AWAY}, {"matchFields": [BOX, *AWAY]}],
             id="every alternative of the user's",
         ),
     ],
