@@ -85,9 +85,12 @@ class Driver:
 
     # --- commands
 
+    def command(self, *arguments: str) -> list[str]:
+        """Return the kubectl command line, for what has to run beside everything else."""
+        return [str(self._bin / "kubectl"), "--kubeconfig", self.kubeconfig, *arguments]
+
     def kubectl(self, *arguments: str, stdin: str | None = None, timeout: float = 120, check: bool = True) -> str:
-        kubectl = str(self._bin / "kubectl")
-        return run(kubectl, "--kubeconfig", self.kubeconfig, *arguments, stdin=stdin, timeout=timeout, check=check)
+        return run(*self.command(*arguments), stdin=stdin, timeout=timeout, check=check)
 
     def helm(self, *arguments: str, timeout: float = 300) -> str:
         return run(str(self._bin / "helm"), "--kubeconfig", self.kubeconfig, *arguments, timeout=timeout)

@@ -28,7 +28,9 @@ def next_write_at(observed: Observed) -> float:
 
 
 def _material(status: LLMTrainJobStatus) -> LLMTrainJobStatus:
-    restarts = status.restarts.model_copy(update={"since_progress": {}, "by_worker_since_progress": {}})
+    # Counts that are back at zero say that a job is well again; while they only grow, the restart itself is told.
+    spent = {"Any": 1} if status.restarts.since_progress or status.restarts.by_worker_since_progress else {}
+    restarts = status.restarts.model_copy(update={"since_progress": spent, "by_worker_since_progress": {}})
     workers = status.workers.model_copy(update={"ready": 0, "summary": ""})
     unwritten = {"progress": None, "checkpoint": None, "restarts": restarts, "workers": workers}
     return status.model_copy(update=unwritten)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmtrain_api.constants import ExitCode, FailureClass
 from llmtrain_api.status import LLMTrainJobStatus
@@ -29,6 +29,7 @@ VAGUE_CLASSES = frozenset({FailureClass.CRASH, FailureClass.COMMUNICATION, Failu
 """Of ranks: what a rank may also show because somebody else went away."""
 SYMPTOM_CLASSES = frozenset({FailureClass.COMMUNICATION, FailureClass.DISRUPTION})
 """Of ranks: what is believed only when no cause was reported for a moment."""
+NAMED_RANKS = 8
 OLDEST_BELIEVED_SECONDS = 600.0
 NEWEST_BELIEVED_SECONDS = 5.0
 """Exit times come from the nodes' clocks: one further back, or further ahead, than this is not believed."""
@@ -103,12 +104,25 @@ def unsettled_until(observed: Observed, status: LLMTrainJobStatus, gang: Gang, c
     """Return until when a mere symptom waits for its cause to be reported; None where it need not (any more)."""
     if not cause.of_rank or not cause.timed or cause.failure_class not in SYMPTOM_CLASSES:
         return None
-    reports = [rank for worker in gang.wanted() for rank in attempt_ranks(worker, status.attempt)]
-    expected = observed.job.spec.world_size()
-    if len(reports) >= expected and all(rank.state == "exited" for rank in reports):
-        return None
     until = cause.at + observed.policy.settle_seconds
-    return until if until > observed.now else None
+    return until if until > observed.now and _not_ended(observed, status, gang) else None
+
+
+def settled(observed: Observed, status: LLMTrainJobStatus, gang: Gang, cause: Failure) -> Failure:
+    """Return a symptom without a known cause with the ranks that are still to end: one of them is the suspect."""
+    missing = _not_ended(observed, status, gang)
+    if not missing or not cause.of_rank or cause.failure_class not in SYMPTOM_CLASSES:
+        return cause
+    names = ", ".join(map(str, missing[:NAMED_RANKS])) + (", ..." if len(missing) > NAMED_RANKS else "")
+    told = "rank" if len(missing) == 1 else "ranks"
+    return replace(cause, message=f"{cause.message}; not ended: {told} {names}")
+
+
+def _not_ended(observed: Observed, status: LLMTrainJobStatus, gang: Gang) -> list[int]:
+    """Return the global ranks whose exit in this attempt is still to be reported."""
+    reports = [rank for worker in gang.wanted() for rank in attempt_ranks(worker, status.attempt)]
+    ended = {rank.global_rank for rank in reports if rank.state == "exited"}
+    return [rank for rank in range(observed.job.spec.world_size()) if rank not in ended]
 
 
 def attempt_ranks(worker: Worker, attempt: int) -> Sequence[RankReport]:

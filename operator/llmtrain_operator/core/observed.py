@@ -16,7 +16,7 @@ class Policy:
 
     status_period_seconds: float = 30.0
     """A healthy job's progress is written this often."""
-    settle_seconds: float = 0.5
+    settle_seconds: float = 5.0
     """How long a mere symptom (a lost peer) waits for the report of its cause."""
     agent_lost_seconds: float = 12.0
     """A running worker whose agent was silent this long, while others report, is lost. Agents report every 4 s."""

@@ -21,6 +21,7 @@ from llmtrain_operator.core.failures import (
     gathering_failures,
     primary,
     running_failures,
+    settled,
     succeeded,
     unsettled_until,
 )
@@ -128,7 +129,7 @@ def _judge(observed: Observed, course: _Course) -> _Course:
     settles = unsettled_until(observed, status, gang, cause)
     if settles is not None:
         return replace(course, due=(*course.due, settles))
-    return _answer(observed, course, cause)
+    return _answer(observed, course, settled(observed, status, gang, cause))
 
 
 def _make_room(observed: Observed, course: _Course) -> _Course:

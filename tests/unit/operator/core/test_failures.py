@@ -180,8 +180,24 @@ def test_a_symptom_waits_a_moment_for_its_cause(code: int) -> None:
     builder = make_job().running()
     broken = gang_with(make_rank(0, code, exited_at=NOW), make_rank(1))
     waiting = decide(builder, broken)
-    assert waiting.status.attempt == 1 and waiting.requeue_after == pytest.approx(0.5)
-    assert decide(builder, broken, NOW + 0.5).status.attempt == 2
+    assert waiting.status.attempt == 1 and waiting.requeue_after == pytest.approx(5.0)
+    decision = decide(builder, broken, NOW + 5.0)
+    assert decision.status.attempt == 2
+    assert only_failure(decision).message.endswith("; not ended: rank 1"), "the suspect is named"
+
+
+def test_a_symptom_that_every_rank_shows_has_no_hidden_cause() -> None:
+    decision = decide(make_job().running(), gang_with(make_rank(0, 75, exited_at=NOW), make_rank(1, 75)))
+    assert decision.status.attempt == 2
+    assert "not ended" not in only_failure(decision).message
+
+
+def test_the_cause_that_is_reported_late_is_the_one_that_counts() -> None:
+    builder = make_job().running()
+    assert decide(builder, gang_with(make_rank(0, 75, exited_at=NOW), make_rank(1))).status.attempt == 1
+    late = gang_with(make_rank(0, 75, exited_at=NOW), make_rank(1, oom_killed=True, signal=9, exited_at=NOW + 3))
+    failure = only_failure(decide(builder, late, NOW + 3))
+    assert (failure.failure_class, failure.rank) == (FailureClass.OUT_OF_MEMORY, 1)
 
 
 def test_a_deleted_worker_explains_the_lost_peers() -> None:
