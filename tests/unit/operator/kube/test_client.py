@@ -123,7 +123,7 @@ def test_a_list_is_of_one_namespace_or_of_all_and_has_a_version() -> None:
 def test_a_message_of_any_characters_can_be_applied() -> None:
     async def scenario(server: FakeApiServer, client: KubeClient) -> None:
         await server.put(JOBS, _job())
-        message = "out of luck 😀 \x1b[31mred\x1b[0m \x00 \u2028 caf\udce9"
+        message = "out of luck \U0001f600 \x1b[31mred\x1b[0m \x00 \u2028 caf\udce9"
         job = await client.apply(JOBS, _job(status={"message": message}), manager="m", subresource="status")
         assert job["status"]["message"] == message.replace("\udce9", "\ufffd")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmtrain_operator.kube.wire import apply_body
 
 AWKWARD = [
-    "😀",
+    "\U0001f600",
     "a\x00b",
     "\x1b[31mred\x1b[0m",
     "\x7f\x85",
@@ -21,7 +21,7 @@ AWKWARD = [
     "\ufffe\uffff",
     "\\ud83d",
     '"\\u12',
-    "é",
+    "\xe9",
     "- a: b",
 ]
 
