@@ -47,7 +47,10 @@ def test_a_workers_pod_is_accepted(cluster: Driver, avoided: int, given: dict[st
 
 def test_a_status_may_quote_any_text(kube: KubeClient) -> None:
     """A program's last words, with all that YAML, which the API server reads an apply as, has trouble with."""
-    message = 'out of luck \U0001f600 \x1b[31mred\x1b[0m \x7f \x85 \u2028 \ufeff \ufffe "quoted" \\ud83d \\ - a: b # c caf\udce9'
+    message = (
+        "out of luck \U0001f600 \x1b[31mred\x1b[0m \x7f \x85 \u2028 \ufeff \ufffe "
+        '"quoted" \\ud83d \\ - a: b # c caf\udce9'
+    )
     metadata = {"name": "awkward-words", "namespace": NAMESPACE}
     manifest = make_job().with_spec(managedBy="example.com/nobody").manifest() | {"metadata": metadata}
     manifest.pop("status", None)
