@@ -108,6 +108,8 @@ class ConditionType(StrEnum):
     PROGRESSING = "Progressing"
     HANGING = "Hanging"
     """A rank is overdue in what it does; the message names the one that is furthest behind."""
+    STRAGGLING = "Straggling"
+    """A rank's own work takes longer than that of its peers, and all wait for it; the message names it."""
     SUSPENDED = "Suspended"
     COMPLETE = "Complete"
     FAILED = "Failed"

@@ -57,6 +57,19 @@ class HangLimits(ApiModel):
     """So much longer. With the default, a hang is noticed before the process group gives up on it."""
 
 
+class StragglerPolicy(ApiModel):
+    """A rank whose own work (without waiting) takes longer than that of its peers, by medians of 30 s.
+
+    It is named in the condition Straggling within a minute. A gang steps only as fast as its slowest rank.
+    """
+
+    slowdown_percent: Annotated[int, Field(ge=10, le=100_000, json_schema_extra={"format": "int32"})] = 50
+    """So much more time than the median of its peers, the other ranks of its pipeline stage, makes a rank slow."""
+    action: Literal["Report", "ReplaceNode"] = "Report"
+    """`ReplaceNode` has its worker, after a checkpoint, replaced on another node: at most once an hour, as `Hardware`,
+    and only while that class has budget left. `Report` only tells."""
+
+
 ClassName = Literal[
     "UserError",
     "OutOfMemory",
@@ -108,3 +121,4 @@ class FailurePolicy(ApiModel):
     budgets: Budgets = Budgets()
     deadlines: Deadlines = Deadlines()
     hang: HangLimits = HangLimits()
+    straggler: StragglerPolicy = StragglerPolicy()

@@ -25,6 +25,23 @@ PHASES = (*START_PHASES, *STEP_PHASES, FINISH)
 STACK_BYTES = 2048
 
 
+class Own(LenientModel):
+    """How long a rank's own work takes, without waiting for others: medians per step of about its last 30 s."""
+
+    stage: Annotated[int, Field(ge=0)] = 0
+    """Its place in its pipeline: only ranks of one stage have equal work."""
+    loading_seconds: FiniteFloat
+    """Until its batches are there."""
+    compute_seconds: FiniteFloat = 0.0
+    """In which it runs, or is queued for a CPU; 0 on a GPU."""
+    device_seconds: FiniteFloat = 0.0
+    """Of the same small product of matrices on each rank's GPU; 0 on a CPU."""
+    step_seconds: FiniteFloat
+    """From one step to the next, waiting included."""
+    span_seconds: FiniteFloat
+    """How much time the medians are of."""
+
+
 class Beat(LenientModel):
     """Where one running rank stands, as its agent read it for this report."""
 
@@ -37,6 +54,8 @@ class Beat(LenientModel):
     """For how long it has been in this phase."""
     limit_seconds: FiniteFloat | None = None
     """How long it may be; None where nothing is known that could say."""
+    own: Own | None = None
+    """None until it has made some steps."""
     process_state: Annotated[str, Field(max_length=1)] = ""
     """As /proc/PID/stat says it: R, S, D (waits in the kernel), T (stopped)."""
     probed: bool = False

@@ -1,4 +1,4 @@
-"""What a rank is doing now, in a file of 192 bytes that its agent reads at any moment.
+"""What a rank is doing now, in a file of 288 bytes that its agent reads at any moment.
 
 The file is mapped into the rank's memory: a beat costs microseconds and needs no thread, and the newest one can be read
 whatever state the rank is in. There are two slots, written in turn, each with a checksum: a reader takes the newest
@@ -14,18 +14,20 @@ import struct
 import time
 import zlib
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from llmtrain_api.sync_beat import STEP_PHASES
+from llmtrain_trainer.owntime import OwnClock, OwnTime
 
 STACKS_SIGNAL = signal.SIGUSR2
 REMEMBERED = 256
 SHORTEST_CHECKPOINT_SECONDS = 0.001
 """After most steps no checkpoint is due: these tell nothing of how long one takes."""
-_BEAT = struct.Struct("<Qqddd q32s")
+_BEAT = struct.Struct("<Qqddd q32s q5d")
 _CHECKSUM = struct.Struct("<I")
-_SLOT_BYTES = 96
+_SLOT_BYTES = 144
 _FILE_BYTES = 2 * _SLOT_BYTES
 _READ_TRIES = 8
 
@@ -65,6 +67,9 @@ class Reading:
     """Seconds for which the newest checkpoints held up training; 0 where there was none."""
     measured_steps: int
     """How many steps step_p99 is of."""
+    stage: int = 0
+    """The rank's place in its pipeline: only ranks of one stage have equal work."""
+    own: OwnTime = field(default_factory=OwnTime)
 
     @property
     def in_step(self) -> bool:
@@ -86,6 +91,8 @@ class Heartbeat:
                 stream.truncate(_FILE_BYTES)
                 self._memory = mmap.mmap(stream.fileno(), _FILE_BYTES)
         self._beats = 0
+        self.stage = 0
+        self.own = OwnClock()
         self._phase, self._since = "", time.monotonic()
         self._step, self._step_since, self._checkpoint_seconds = 0, 0.0, 0.0
         self._first_step = True
@@ -98,6 +105,7 @@ class Heartbeat:
         now = time.monotonic()
         if self._phase == "checkpoint":
             self._left_checkpoint(now - self._since)
+        self.own.left(self._phase, now - self._since)
         if step is not None:
             self._begin_step(step, now)
         self._phase, self._since = phase, now
@@ -112,7 +120,9 @@ class Heartbeat:
     def _begin_step(self, step: int, now: float) -> None:
         if self._step and self._first_step:
             self._first_step = False  # it compiles, and says nothing of the others
+            self.own.step_begins(now)
         elif self._step:
+            self.own.step_begins(now)
             self._steps.append(now - self._step_since - self._checkpoint_seconds)
             self._step_p99 = _p99(self._steps)
         self._step, self._step_since, self._checkpoint_seconds = step, now, 0.0
@@ -127,6 +137,8 @@ class Heartbeat:
             self._checkpoint_p99,
             len(self._steps),
             self._phase.encode()[:32],
+            self.stage,
+            *astuple(self.own.newest),
         )
         begin = self._beats % 2 * _SLOT_BYTES
         whole = beat + _CHECKSUM.pack(zlib.crc32(beat))
@@ -142,13 +154,13 @@ def read(file: Path) -> Reading | None:
             return None
         beats = [beat for begin in (0, _SLOT_BYTES) if (beat := _whole(data[begin : begin + _SLOT_BYTES]))]
         if beats:
-            _, step, since, step_p99, checkpoint_p99, measured, phase = max(beats)
+            _, step, since, step_p99, checkpoint_p99, measured, phase, stage, *own = max(beats)
             name = phase.rstrip(b"\0").decode(errors="replace")
-            return Reading(name, step, since, step_p99, checkpoint_p99, measured)
+            return Reading(name, step, since, step_p99, checkpoint_p99, measured, stage, OwnTime(*own))
     return None
 
 
-def _whole(slot: bytes) -> tuple[int, int, float, float, float, int, bytes] | None:
+def _whole(slot: bytes) -> tuple[Any, ...] | None:
     if len(slot) < _BEAT.size + _CHECKSUM.size:
         return None
     beat = slot[: _BEAT.size]

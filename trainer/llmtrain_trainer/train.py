@@ -23,6 +23,7 @@ from llmtrain_trainer.data.loader import BatchPlan, open_data
 from llmtrain_trainer.distributed import Ranks
 from llmtrain_trainer.errors import NumericsError
 from llmtrain_trainer.heartbeat import Heartbeat
+from llmtrain_trainer.metrics.device_probe import DeviceProbe
 from llmtrain_trainer.metrics.record import StepRecord
 from llmtrain_trainer.metrics.report import Reporter
 from llmtrain_trainer.metrics.speed import Utilization
@@ -72,12 +73,14 @@ class Trainer:
         self.phases = phases
         self.stop = StopRequest()
         self.timer = StepTimer(config.device, phases.heart)
+        self.probe = DeviceProbe(config.device, phases.heart.own)
         self.utilization = Utilization(config)
         self.training = config.spec.training
         self.guard = StepGuard(self.training)
         self.expert_load: float | None = None
         self.shape = config.shape
         self.data_rank = self.shape.data_index(ranks.rank)
+        phases.heart.stage = self.shape.pipeline_index(ranks.rank)
         self.plan = BatchPlan(self.training.global_batch_size, self.training.micro_batch_size, self.shape.data_ranks)
         with phases.phase("checkpoint_verify"):
             self.checkpoints = CheckpointManager(config, ranks)
@@ -163,6 +166,7 @@ class Trainer:
         """Make one optimizer step. Returns where training stands after it, and whether to stop."""
         step = position.step + 1
         self.timer.enter("data_loading", step)
+        self.probe.step()
         batches = self.data.loader.step(position.samples, self.plan, self.data_rank)
         loss = self.model.forward_backward(batches, self.timer, self.guard.scaler.scale)
         self.timer.enter("sync_wait")

@@ -13,7 +13,7 @@ PARKED_STATES = frozenset({State.SUSPENDED, State.BLOCKED})
 
 def changes(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> tuple[Event, ...]:
     """Return the events that tell a reader of `kubectl describe` how the job got from the old status to the new one."""
-    told = (_parking, _suspicion, _failures, _attempts, _skipped, _unsaved, _recovery, _end)
+    told = (_parking, _suspicion, _slowness, _failures, _attempts, _skipped, _unsaved, _recovery, _end)
     events = [event for tell in told for event in tell(old, new)]
     return tuple(Event(event.type, event.reason, shorten(event.message)) for event in events)
 
@@ -45,6 +45,15 @@ def _suspicion(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> list[Event]:
     if condition is None or new.attempt != old.attempt or is_true(old, ConditionType.HANGING):
         return []
     return [Event("Warning", "Hanging", condition.message)] if condition.status == "True" else []
+
+
+def _slowness(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> list[Event]:
+    condition, before = new.condition(ConditionType.STRAGGLING), old.condition(ConditionType.STRAGGLING)
+    if condition is None or (before and (before.status, before.message) == (condition.status, condition.message)):
+        return []
+    if condition.status == "True":
+        return [Event("Warning", "Straggling", condition.message)]
+    return [Event("Normal", "StragglerGone", "No rank is slower than its peers any more")] if before else []
 
 
 def _attempts(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> list[Event]:

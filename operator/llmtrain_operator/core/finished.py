@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmtrain_api.constants import ConditionType, State
 from llmtrain_api.status import LLMTrainJobStatus
 from llmtrain_operator.core.actions import DeleteWorker, Plan
-from llmtrain_operator.core.conditions import with_condition
+from llmtrain_operator.core.conditions import is_true, with_condition
 from llmtrain_operator.core.gang import is_finished
 from llmtrain_operator.core.observed import Observed
 from llmtrain_operator.core.orders import exit_orders
@@ -58,6 +58,8 @@ def plan_finished(observed: Observed) -> Plan:
 def _end(observed: Observed, status: LLMTrainJobStatus, state: State, message: str) -> LLMTrainJobStatus:
     status = with_condition(observed, status, ConditionType.PROGRESSING, False, state.value)
     status = with_condition(observed, status, ConditionType.WORKERS_READY, False, state.value)
+    if is_true(status, ConditionType.STRAGGLING):
+        status = with_condition(observed, status, ConditionType.STRAGGLING, False, state.value)
     return status.model_copy(
         update={
             "state": state,

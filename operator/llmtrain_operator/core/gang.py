@@ -125,8 +125,11 @@ def missing_workers(observed: Observed, status: LLMTrainJobStatus, gang: Gang) -
     return tuple(create for create in wanted if create.name not in taken)
 
 
-def surplus_workers(status: LLMTrainJobStatus, gang: Gang) -> tuple[DeleteWorker, ...]:
-    """Return the leftovers to delete. Of finished ones the newest per index stays, for its logs."""
+def surplus_workers(gang: Gang, draining: bool) -> tuple[DeleteWorker, ...]:
+    """Return the leftovers to delete. Of finished ones the newest per index stays, for its logs.
+
+    While ranks are given time for a checkpoint, a worker that is to be replaced writes its part of it too.
+    """
     keep = {w.index: w.name for w in gang.leftovers if is_finished(w)}
     deletes = []
     for worker in gang.leftovers:
@@ -135,7 +138,7 @@ def surplus_workers(status: LLMTrainJobStatus, gang: Gang) -> tuple[DeleteWorker
         at_once = (
             is_finished(worker)
             or worker.name in gang.lost
-            or (worker.name in gang.condemned and not is_leaving(worker))
+            or (worker.name in gang.condemned and not is_leaving(worker) and not draining)
         )
         deletes.append(DeleteWorker(worker.name, worker.uid, 0.0 if at_once else None))
     return tuple(deletes)

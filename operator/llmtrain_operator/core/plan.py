@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from llmtrain_api.constants import MANAGER, TERMINAL_STATES, Action
 from llmtrain_api.status import LLMTrainJobStatus
-from llmtrain_operator.core import deadlines, hang
+from llmtrain_operator.core import deadlines, hang, straggler
 from llmtrain_operator.core.actions import Plan
 from llmtrain_operator.core.avoid import relax_at
 from llmtrain_operator.core.changes import next_write_at, worth_writing
@@ -77,7 +77,7 @@ def _plan_under_way(observed: Observed) -> Plan:
     return Plan(
         status=status,
         status_changed=changed,
-        delete=surplus_workers(status, gang),
+        delete=surplus_workers(gang, course.draining),
         create=missing_workers(observed, status, gang),
         orders=gang_orders(observed, status, gang, stop_seconds if course.draining else 0.0),
         events=changes(observed.job.status, status) if changed else (),
@@ -124,6 +124,8 @@ def _judge(observed: Observed, course: _Course) -> _Course:
     course = replace(course, due=() if until is None else (until,))
     broken = running_failures if started else gathering_failures
     cause = primary([*broken(observed, status, gang), *_deadlines(observed, status, gang).failures])
+    if cause is None and started:
+        cause = straggler.judge(observed, status, gang)
     if cause is None:
         return course if started else _make_room(observed, course)
     settles = unsettled_until(observed, status, gang, cause)

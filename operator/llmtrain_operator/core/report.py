@@ -17,6 +17,7 @@ from llmtrain_operator.core.gang import Gang, is_connected
 from llmtrain_operator.core.hang import with_culprit
 from llmtrain_operator.core.names import worker_selector
 from llmtrain_operator.core.observed import Observed
+from llmtrain_operator.core.straggler import with_straggler
 from llmtrain_operator.core.text import SHORT_LENGTH, shorten
 
 
@@ -43,6 +44,7 @@ def under_way(
     reason = REASON_TRAINING if stepped else REASON_STARTING if started else waiting
     status = with_condition(observed, status, ConditionType.PROGRESSING, stepped, reason, message)
     status = with_culprit(observed, status, gang, stepped)
+    status = with_straggler(observed, status, gang)
     if is_true(status, ConditionType.SUSPENDED):
         status = with_condition(observed, status, ConditionType.SUSPENDED, False, "Resumed")
     return status

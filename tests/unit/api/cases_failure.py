@@ -17,9 +17,18 @@ FAILURE_ACCEPTED = (
             ]
         },
     ),
+    Case(
+        "slow ranks replaced", {"spec.failurePolicy": {"straggler": {"slowdownPercent": 30, "action": "ReplaceNode"}}}
+    ),
 )
 
 FAILURE_MISTYPED = (
+    Case(
+        "slowness that is noise",
+        {"spec.failurePolicy": {"straggler": {"slowdownPercent": 5}}},
+        ("spec.failurePolicy.straggler.slowdownPercent",),
+        ("at least 10",),
+    ),
     Case("a rule without an action", {RULES: [{"onExitCodes": [1]}]}, (f"{RULES}[0].action",), ("is missing",)),
     Case(
         "an exit code of success",

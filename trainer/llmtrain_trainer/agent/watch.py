@@ -11,7 +11,7 @@ from typing import Protocol
 
 from llmtrain_api.spec_failure import HangLimits
 from llmtrain_api.sync import Order
-from llmtrain_api.sync_beat import FINISH, STACK_BYTES, Beat
+from llmtrain_api.sync_beat import FINISH, STACK_BYTES, Beat, Own
 from llmtrain_trainer import heartbeat
 from llmtrain_trainer.agent import linux
 from llmtrain_trainer.agent.eventlog import EventLog
@@ -157,6 +157,7 @@ class HangWatch:
                 step=reading.step,
                 seconds=round(max(now - reading.since, 0.0), 3),
                 limit_seconds=self._limits.of(reading, self._longest),
+                own=_own(reading),
                 process_state=linux.process_state(rank.pid)[:1],
                 probed=stacks is not None and rank.local_rank in stacks,
                 stack=main_thread((stacks or {}).get(rank.local_rank, "")),
@@ -224,6 +225,20 @@ def main_thread(stacks: str) -> str:
 
 def _read(rank: Watched) -> Reading | None:
     return heartbeat.read(heartbeat.beat_file(rank.error_file.parent, rank.local_rank))
+
+
+def _own(reading: Reading) -> Own | None:
+    own = reading.own
+    if not own.span:
+        return None
+    return Own(
+        stage=reading.stage,
+        loading_seconds=own.loading,
+        compute_seconds=own.compute,
+        device_seconds=own.device,
+        step_seconds=own.step,
+        span_seconds=own.span,
+    )
 
 
 def _stacks_file(rank: Watched) -> Path:

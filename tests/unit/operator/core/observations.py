@@ -14,7 +14,7 @@ from llmtrain_api.status import (
     Shape,
 )
 from llmtrain_api.sync import Progress, RankError, RankReport
-from llmtrain_api.sync_beat import PHASES, Beat
+from llmtrain_api.sync_beat import PHASES, Beat, Own
 from llmtrain_operator.core.names import worker_name
 from llmtrain_operator.core.observed import AgentView, Observed, Worker
 from llmtrain_operator.core.times import to_timestamp
@@ -97,9 +97,22 @@ def beats(draw: st.DrawFn) -> Beat:
         step=draw(numbers),
         seconds=draw(finite),
         limit_seconds=draw(st.one_of(st.none(), st.just(1.0), finite)),
+        own=draw(st.one_of(st.none(), owns())),
         process_state=draw(st.sampled_from(["", "S", "D", "T", "?"])),
         probed=draw(st.booleans()),
         stack=draw(st.sampled_from(["", "no frame", 'File "torch/distributed/x.py", line 1 in wait'])),
+    )
+
+
+@st.composite
+def owns(draw: st.DrawFn) -> Own:
+    return Own(
+        stage=draw(st.integers(0, 1)),
+        loading_seconds=draw(finite),
+        compute_seconds=draw(finite),
+        device_seconds=draw(finite),
+        step_seconds=draw(finite),
+        span_seconds=draw(st.sampled_from([0.0, 30.0])),
     )
 
 

@@ -197,3 +197,4 @@ def test_a_device_that_its_plugin_calls_unhealthy_is_left_with_a_checkpoint() ->
     assert (failure.failure_class, failure.action) == (FailureClass.HARDWARE, Action.REPLACE_NODE)
     assert [create.avoid_nodes for create in decision.create] == [("node-1",)]
     assert {order.grace_seconds for order in decision.orders.values()} == {60.0}, "ranks may write a checkpoint"
+    assert [delete.grace_seconds for delete in decision.delete] == [None], "those of the broken node too"
