@@ -69,6 +69,8 @@ class Worker:
     """Unix seconds."""
     deleting: bool = False
     node: str = ""
+    placed_at: float | None = None
+    """Unix seconds; when it got its node, None where that is not told."""
     waiting_reason: str = ""
     """Of the trainer container: ErrImagePull, ImagePullBackOff, InvalidImageName, CreateContainerConfigError ..."""
     waiting_message: str = ""
