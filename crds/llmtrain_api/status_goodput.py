@@ -13,7 +13,7 @@ MAX_MARKS = 16
 
 
 class GoodputParts(LenientModel):
-    """Milliseconds by what they went into; together exactly the time from the job's creation to accountedUntil."""
+    """Milliseconds by what they went into."""
 
     scheduling: Count64 = 0
     """Until every worker had its node."""
@@ -56,6 +56,13 @@ class GoodputStatus(LenientModel):
     accounted_until: Timestamp
     """All time from the job's creation to this moment is in milliseconds."""
     milliseconds: GoodputParts = GoodputParts()
+    """By part; together exactly the time from the job's creation to accountedUntil."""
+    accelerator_hours: Annotated[str, Field(max_length=32)] = "0.00"
+    """Hours times the accelerators that the job's workers held, over all parts."""
+    accelerator_milliseconds: GoodputParts = GoodputParts()
+    """The same by part, in milliseconds. Time with fewer or no workers counts less or nothing."""
+    accelerators_held: Count64 = 0
+    """Accelerators of the workers that had a node at accountedUntil."""
     part: GoodputPart = GoodputPart.IDLE
     """What the time since accountedUntil goes into, as far as is known."""
     attempt: Count32 = 0

@@ -13,9 +13,9 @@ READY_STEPS = 4
 def worth_writing(observed: Observed, new: LLMTrainJobStatus) -> bool:
     """Tell whether the status must be written now. What only follows training waits for its period."""
     old = observed.job.status
-    if not differs(old, new):
+    if not differs(old, new) and not _released(old, new):
         return False
-    if _material(new) != _material(old) or _milestone(new) != _milestone(old):
+    if _released(old, new) or _material(new) != _material(old) or _milestone(new) != _milestone(old):
         return True
     return next_write_at(observed) <= observed.now
 
@@ -30,6 +30,12 @@ def next_write_at(observed: Observed) -> float:
     progress: ProgressStatus | None = observed.job.status.progress
     written_at = from_timestamp(progress.updated_at) if progress else None
     return 0.0 if written_at is None else written_at + observed.policy.status_period_seconds
+
+
+def _released(old: LLMTrainJobStatus, new: LLMTrainJobStatus) -> bool:
+    """Tell whether half of what was held is gone: the ledger must not count it on. So often a gang can only halve."""
+    before, now = (status.goodput.accelerators_held if status.goodput else 0 for status in (old, new))
+    return before > 0 and now * 2 <= before
 
 
 def _material(status: LLMTrainJobStatus) -> LLMTrainJobStatus:

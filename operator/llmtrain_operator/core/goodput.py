@@ -16,9 +16,10 @@ from llmtrain_api.status import FailureStatus, LLMTrainJobStatus
 from llmtrain_api.status_goodput import MAX_MARKS, GoodputMark, GoodputParts, GoodputStatus
 from llmtrain_api.sync import Progress
 from llmtrain_operator.core.gang import assemble
-from llmtrain_operator.core.observed import Observed, Worker
+from llmtrain_operator.core.held import curve, held_now, integral, placed_at
+from llmtrain_operator.core.observed import Observed
 from llmtrain_operator.core.progress import LARGEST, newest
-from llmtrain_operator.core.times import from_timestamp, to_timestamp
+from llmtrain_operator.core.times import from_timestamp, milliseconds, to_timestamp
 
 WAITING = (GoodputPart.SCHEDULING, GoodputPart.START)
 Turn = tuple[int, GoodputPart]
@@ -46,20 +47,50 @@ class _Facts:
         return self.part is GoodputPart.COMPUTE or self.first_seen
 
 
+class _Amounts:
+    """Milliseconds by part, and the same times the accelerators held, while they are being booked."""
+
+    def __init__(self, ledger: GoodputStatus) -> None:
+        self.wall = _amounts(ledger.milliseconds)
+        self.accelerator = _amounts(ledger.accelerator_milliseconds)
+
+    @property
+    def compute(self) -> int:
+        """What went into steps that count, so far."""
+        return self.wall[GoodputPart.COMPUTE]
+
+    def add(self, part: GoodputPart, amount: int, accelerator: int) -> None:
+        """Book; of accelerators never below zero, because a ledger may be older than their count."""
+        self.wall[part] += amount
+        self.accelerator[part] = max(self.accelerator[part] + accelerator, 0)
+
+    def move(self, part: GoodputPart, amount: int, held: int) -> None:
+        """Take milliseconds of steps for another part, in which so many accelerators were held."""
+        accelerator = min(amount * held, self.accelerator[GoodputPart.COMPUTE])
+        self.add(GoodputPart.COMPUTE, -amount, -accelerator)
+        self.add(part, amount, accelerator)
+
+
 def with_ledger(observed: Observed, status: LLMTrainJobStatus) -> LLMTrainJobStatus:
     """Return the decided status with all time up to now booked; without a readable creation time there is no ledger."""
     created = from_timestamp(observed.job.metadata.creation_timestamp)
     if created is None:
         return status
-    ledger, now = _ledger(observed, _milliseconds(created)), _milliseconds(observed.now)
+    ledger, now = _ledger(observed, milliseconds(created)), milliseconds(observed.now)
     if ledger is None:
-        ledger = _opened(_milliseconds(created), now, observed.job.status.attempt if _trains(observed) else 0)
+        ledger = _opened(milliseconds(created), now, observed.job.status.attempt if _trains(observed) else 0)
         facts = _Facts(now, now, GoodputPart.IDLE, None, False, None)
     else:
         facts = _facts(observed, status, ledger, now)
         ledger = _booked(observed, status, ledger, facts)
-    ledger = ledger.model_copy(update={"part": _next_part(status, facts), "percent": _percent(ledger.milliseconds)})
-    return status.model_copy(update={"goodput": ledger})
+    hours = ledger.accelerator_milliseconds.total() * 100 // 3_600_000
+    told: dict[str, object] = {
+        "part": _next_part(status, facts),
+        "percent": _percent(ledger.milliseconds),
+        "accelerators_held": held_now(observed),
+        "accelerator_hours": f"{hours // 100}.{hours % 100:02}",
+    }
+    return status.model_copy(update={"goodput": ledger.model_copy(update=told)})
 
 
 def _ledger(observed: Observed, created: int) -> GoodputStatus | None:
@@ -68,7 +99,7 @@ def _ledger(observed: Observed, created: int) -> GoodputStatus | None:
     if old.goodput is None:
         return None if old.attempt else GoodputStatus(accounted_until=to_timestamp(created / 1000))
     until = from_timestamp(old.goodput.accounted_until)
-    exact = until is not None and old.goodput.milliseconds.total() == _milliseconds(until) - created
+    exact = until is not None and old.goodput.milliseconds.total() == milliseconds(until) - created
     return old.goodput if exact else None
 
 
@@ -81,7 +112,7 @@ def _opened(created: int, now: int, attempt: int) -> GoodputStatus:
 
 def _facts(observed: Observed, status: LLMTrainJobStatus, ledger: GoodputStatus, now: int) -> _Facts:
     old, report = observed.job.status, newest(observed)
-    begin = _milliseconds(from_timestamp(ledger.accounted_until) or 0.0)
+    begin = milliseconds(from_timestamp(ledger.accounted_until) or 0.0)
     if report is not None and not (report.attempt == old.attempt == old.started_attempt):
         report = None
     failure = status.failures[-1] if status.failures else None
@@ -97,30 +128,31 @@ def _facts(observed: Observed, status: LLMTrainJobStatus, ledger: GoodputStatus,
 
 
 def _booked(observed: Observed, status: LLMTrainJobStatus, ledger: GoodputStatus, facts: _Facts) -> GoodputStatus:
-    parts, marks = _amounts(ledger.milliseconds), list(ledger.marks)
+    parts, marks = _Amounts(ledger), list(ledger.marks)
+    held = curve(observed, facts.begin, ledger.accelerators_held)
     if facts.first_seen and facts.report:
-        marks = _restored(parts, marks, facts.report)
+        marks = _restored(parts, marks, facts.report, held[-1][1])
     turns = _turns(observed, status, facts)
     sure = marks[-1].compute_milliseconds if marks else 0
     if facts.stepping:
         # Steps stopped before what was booked so far: at the earliest at the newest one that is known to be done.
         stop = next((at for at, part in turns[1:] if part is not GoodputPart.COMPUTE), facts.now)
-        back = min(max(facts.begin - stop, 0), parts[GoodputPart.COMPUTE] - sure)
-        parts[GoodputPart.COMPUTE] -= back
+        back = min(max(facts.begin - stop, 0), parts.compute - sure)
+        parts.add(GoodputPart.COMPUTE, -back, -back * ledger.accelerators_held)
         turns = [(facts.begin - back, turns[0][1]), *turns[1:]]
-    for part, amount in _spans(turns, facts.now):
-        parts[part] += amount
+    for part, start, end in _spans(turns, facts.now):
+        parts.add(part, end - start, integral(held, start, end))
     report, stall = facts.report, 0
     if report and facts.stepping:
         told = round(min(max(report.checkpoint_stall_seconds, 0.0), 1e12) * 1000)
         known = ledger.attempt_checkpoint_stall_milliseconds if report.attempt == ledger.attempt else 0
-        moved = min(max(told - known, 0), parts[GoodputPart.COMPUTE] - sure)
-        parts[GoodputPart.COMPUTE] -= moved
-        parts[GoodputPart.CHECKPOINT_STALL] += moved
+        moved = min(max(told - known, 0), parts.compute - sure)
+        parts.move(GoodputPart.CHECKPOINT_STALL, moved, held[-1][1])
         stall = known + moved
-        marks = _marked(marks, report, facts, parts[GoodputPart.COMPUTE])
+        marks = _marked(marks, report, facts, parts.compute)
     update: dict[str, object] = {
-        "milliseconds": _parts(parts),
+        "milliseconds": _parts(parts.wall),
+        "accelerator_milliseconds": _parts(parts.accelerator),
         "accounted_until": to_timestamp(facts.now / 1000),
         "marks": _thinned(marks),
     }
@@ -136,9 +168,9 @@ def _turns(observed: Observed, status: LLMTrainJobStatus, facts: _Facts) -> list
         turns = [(facts.begin, GoodputPart.SCHEDULING), (_placed(observed, facts.now), GoodputPart.START)]
     report, failure = facts.report, facts.failure
     if facts.first_seen and report:
-        turns.append((max(_milliseconds(report.first_step_at), facts.begin), GoodputPart.COMPUTE))
+        turns.append((max(milliseconds(report.first_step_at), facts.begin), GoodputPart.COMPUTE))
     fault = facts.now if failure is None else min(_fault(observed, failure), facts.now)
-    stop = min(_milliseconds(report.step_at), fault) if report else fault
+    stop = min(milliseconds(report.step_at), fault) if report else fault
     if failure and facts.stepping and failure.failure_class is FailureClass.HANG:
         turns.append((stop, GoodputPart.HANG))
     elif failure and facts.stepping:
@@ -156,44 +188,37 @@ def _fault(observed: Observed, failure: FailureStatus) -> int:
     if failure.failure_class is FailureClass.NODE_LOST:
         heard = [w.agent.last_seen for w in observed.workers if w.agent and w.name == failure.pod]
         at = min([at, *heard])
-    return _milliseconds(at)
+    return milliseconds(at)
 
 
 def _placed(observed: Observed, now: int) -> int:
     """Return when the last worker of the gang got its node; `now` while one has none."""
     slots = assemble(observed, observed.job.status).slots
-    moments = [_placed_at(slot.wanted) if slot.wanted else None for slot in slots]
-    known = [_milliseconds(at) for at in moments if at is not None]
+    moments = [placed_at(slot.wanted) if slot.wanted else None for slot in slots]
+    known = [milliseconds(at) for at in moments if at is not None]
     return max(known) if known and len(known) == len(moments) else now
 
 
-def _placed_at(worker: Worker) -> float | None:
-    if worker.placed_at is not None:
-        return worker.placed_at
-    return worker.created_at if worker.node or worker.agent else None
-
-
-def _spans(turns: Sequence[Turn], now: int) -> list[tuple[GoodputPart, int]]:
-    """Return (part, milliseconds) that cover exactly from the first turn to `now`, however wrong the moments are."""
+def _spans(turns: Sequence[Turn], now: int) -> list[tuple[GoodputPart, int, int]]:
+    """Return (part, from, to) that cover exactly from the first turn to `now`, however wrong the moments are."""
     spans = []
     at, part = turns[0]
     for moment, following in turns[1:]:
         moment = min(max(moment, at), now)
-        spans.append((part, moment - at))
+        spans.append((part, at, moment))
         at, part = moment, following
-    return [*spans, (part, now - at)]
+    return [*spans, (part, at, now)]
 
 
 # --- steps
 
 
-def _restored(parts: dict[GoodputPart, int], marks: list[GoodputMark], report: Progress) -> list[GoodputMark]:
+def _restored(parts: _Amounts, marks: list[GoodputMark], report: Progress, held: int) -> list[GoodputMark]:
     """Move the time of the steps that are made again, and forget them."""
     # A run that was complete already names its last step as the first one.
     restored = min(max(report.first_step - 1, report.resumed_from, 0), LARGEST - 1)
-    kept = _until(marks, restored, parts[GoodputPart.COMPUTE])
-    parts[GoodputPart.REDONE] += parts[GoodputPart.COMPUTE] - kept
-    parts[GoodputPart.COMPUTE] = kept
+    kept = _until(marks, restored, parts.compute)
+    parts.move(GoodputPart.REDONE, parts.compute - kept, held)
     # The first step belongs to what went before it, so it adds nothing to the steps that count.
     fresh = [GoodputMark(step=step, compute_milliseconds=kept) for step in (restored, restored + 1)]
     return [*(mark for mark in marks if mark.step < restored), *fresh]
@@ -217,7 +242,7 @@ def _marked(marks: list[GoodputMark], report: Progress, facts: _Facts, compute: 
     if step <= last.step:
         return marks
     stopped = facts.failure is not None  # then what comes after the step is no compute
-    since = 0 if stopped else max(facts.now - _milliseconds(report.step_at), 0)
+    since = 0 if stopped else max(facts.now - milliseconds(report.step_at), 0)
     at_step = min(max(compute - since, last.compute_milliseconds), compute)
     return [*marks, GoodputMark(step=step, compute_milliseconds=at_step)]
 
@@ -262,8 +287,3 @@ def _amounts(parts: GoodputParts) -> dict[GoodputPart, int]:
 
 def _parts(amounts: dict[GoodputPart, int]) -> GoodputParts:
     return GoodputParts.model_validate({part.value: amount for part, amount in amounts.items()})
-
-
-def _milliseconds(seconds: float) -> int:
-    """Return Unix milliseconds, the very ones that a timestamp of this moment says."""
-    return round((from_timestamp(to_timestamp(seconds)) or 0.0) * 1000)

@@ -47,6 +47,8 @@ class JobFacts:
     tokens_per_second: float | None = None
     parts: GoodputParts = field(default_factory=GoodputParts)
     """Where its time went, as far as the ledger has come."""
+    accelerator: GoodputParts = field(default_factory=GoodputParts)
+    """The same times the accelerators held."""
 
     @property
     def held_seconds(self) -> float:
@@ -73,6 +75,7 @@ def facts_of(status: LLMTrainJobStatus, now: float) -> JobFacts | None:
         step=progress.step if progress else None,
         tokens_per_second=_number(progress.tokens_per_second) if progress else None,
         parts=status.goodput.milliseconds if status.goodput else GoodputParts(),
+        accelerator=status.goodput.accelerator_milliseconds if status.goodput else GoodputParts(),
     )
 
 
@@ -174,10 +177,17 @@ class JobGauges(Collector):
             "Time since creation of all jobs that have not ended, by part.",
             labels=["part"],
         )
-        booked = [facts.parts.to_wire() for facts in self._facts.values() if facts.state not in TERMINAL_STATES]
-        for part in GoodputPart:
-            wall.add_metric([part.value], sum(parts[part.value] for parts in booked) / 1000)
-        yield wall
+        accelerators = GaugeMetricFamily(
+            "llmtrain_job_accelerator_seconds", "The same times the accelerators that were held.", labels=["part"]
+        )
+        going = [facts for facts in self._facts.values() if facts.state not in TERMINAL_STATES]
+        for family, booked in (
+            (wall, [facts.parts.to_wire() for facts in going]),
+            (accelerators, [facts.accelerator.to_wire() for facts in going]),
+        ):
+            for part in GoodputPart:
+                family.add_metric([part.value], sum(parts[part.value] for parts in booked) / 1000)
+            yield family
         lowest = GaugeMetricFamily(
             "llmtrain_lowest_goodput_ratio",
             "Steps that count, of the time with all workers, of the job where that is least; 1 where there is none.",
