@@ -59,6 +59,8 @@ class GoodputStatus(LenientModel):
     """By part; together exactly the time from the job's creation to accountedUntil."""
     accelerator_hours: Annotated[str, Field(max_length=32)] = "0.00"
     """Hours times the accelerators that the job's workers held, over all parts."""
+    cost: Annotated[str, Field(max_length=32)] = ""
+    """acceleratorHours times the operator's price for one of them; empty where it knows none."""
     accelerator_milliseconds: GoodputParts = GoodputParts()
     """The same by part, in milliseconds. Time with fewer or no workers counts less or nothing."""
     accelerators_held: Count64 = 0

@@ -22,6 +22,7 @@ from llmtrain_operator.core.progress import LARGEST, newest
 from llmtrain_operator.core.times import from_timestamp, milliseconds, to_timestamp
 
 WAITING = (GoodputPart.SCHEDULING, GoodputPart.START)
+LARGEST_COST = 999_999_999_999.99
 Turn = tuple[int, GoodputPart]
 """From this moment on (Unix milliseconds) time goes into this part."""
 
@@ -83,12 +84,14 @@ def with_ledger(observed: Observed, status: LLMTrainJobStatus) -> LLMTrainJobSta
     else:
         facts = _facts(observed, status, ledger, now)
         ledger = _booked(observed, status, ledger, facts)
-    hours = ledger.accelerator_milliseconds.total() * 100 // 3_600_000
+    amount = ledger.accelerator_milliseconds.total()
+    hours, price = amount * 100 // 3_600_000, observed.policy.accelerator_hour_price
     told: dict[str, object] = {
         "part": _next_part(status, facts),
         "percent": _percent(ledger.milliseconds),
         "accelerators_held": held_now(observed),
         "accelerator_hours": f"{hours // 100}.{hours % 100:02}",
+        "cost": f"{min(amount / 3_600_000 * price, LARGEST_COST):.2f}" if price > 0 else "",
     }
     return status.model_copy(update={"goodput": ledger.model_copy(update=told)})
 

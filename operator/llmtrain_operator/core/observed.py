@@ -28,6 +28,8 @@ class Policy:
     """The third restart without progress waits twice this long, each later one twice as long as the one before."""
     backoff_limit_seconds: float = 60.0
     """The longest such wait."""
+    accelerator_hour_price: float = 0.0
+    """What one accelerator costs in an hour, in any currency; 0: not known."""
     rendezvous_port_base: int = RENDEZVOUS_PORT_BASE
     """The store of attempt N listens on base + N mod span. Jobs that share a network (a laptop) need other bases."""
     rendezvous_port_span: int = RENDEZVOUS_PORT_SPAN

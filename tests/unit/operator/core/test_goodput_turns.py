@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from llmtrain_api.status_goodput import GoodputMark, GoodputParts, GoodputStatus
 from llmtrain_operator.core.changes import worth_writing
 from llmtrain_operator.core.goodput import with_ledger
 from llmtrain_operator.core.held import integral
-from llmtrain_operator.core.observed import Observed
+from llmtrain_operator.core.observed import Observed, Policy
 from llmtrain_operator.core.times import to_timestamp
 from tests.support.cluster_sim import TICK, ClusterSim
 from tests.support.jobs import NOW, make_agent, make_gang, make_job, make_observed, make_progress, make_worker
@@ -111,6 +112,23 @@ def test_what_was_taken_for_compute_is_given_back_to_the_last_known_step_and_no_
     assert booked(observed, **hang) == {"compute": -4.0, "hang": 104.0}
     wrong_clock = seen(GoodputPart.COMPUTE, {**STEPPING, "step": 10, "step_at": BEGIN - 4000}, attempt=2)
     assert booked(wrong_clock, **hang) == {"compute": -10.0, "hang": 110.0}
+
+
+def test_accelerator_time_is_given_back_with_the_time() -> None:
+    held = {"accelerators_held": 16, "accelerator_milliseconds": GoodputParts(compute=800_000)}
+    observed = seen(GoodputPart.COMPUTE, {**STEPPING, "step": 10, "step_at": BEGIN - 4}, count=8, attempt=2, **held)
+    status = observed.job.status.model_copy(update={"failures": failure(FailureClass.HANG, NOW)})
+    ledger = with_ledger(observed, status).goodput
+    assert ledger and ledger.accelerator_milliseconds == GoodputParts(compute=736_000, hang=104_000 * 16)
+
+
+@pytest.mark.parametrize(("price", "cost"), [(0.0, ""), (2.5, "1.25"), (1e300, "999999999999.99")])
+def test_hours_cost_what_the_operators_setting_says(price: float, cost: str) -> None:
+    held = {"accelerators_held": 0, "accelerator_milliseconds": GoodputParts(compute=1_800_000)}
+    observed = seen(GoodputPart.COMPUTE, STEPPING, attempt=2, **held)
+    observed = replace(observed, policy=Policy(accelerator_hour_price=price))
+    ledger = with_ledger(observed, observed.job.status).goodput
+    assert ledger and ledger.cost == cost
 
 
 def test_waits_for_checkpoints_are_told_once() -> None:
