@@ -102,6 +102,20 @@ class State(StrEnum):
 TERMINAL_STATES = frozenset({State.SUCCEEDED, State.FAILED})
 
 
+class GoodputPart(StrEnum):
+    """What wall time can go into, by the names of status.goodput.milliseconds."""
+
+    SCHEDULING = "scheduling"
+    START = "start"
+    COMPUTE = "compute"
+    CHECKPOINT_STALL = "checkpointStall"
+    REDONE = "redone"
+    HANG = "hang"
+    RESTART = "restart"
+    SUSPENDED = "suspended"
+    IDLE = "idle"
+
+
 class ConditionType(StrEnum):
     ACCEPTED = "Accepted"
     WORKERS_READY = "WorkersReady"

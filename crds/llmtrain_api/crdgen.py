@@ -50,6 +50,7 @@ COLUMNS = (
     ("Attempt", "integer", ".status.attempt", 1, "The present incarnation of all ranks."),
     ("Tokens/s", "string", ".status.progress.tokensPerSecond", 1, "Over all ranks."),
     ("Checkpoint", "integer", ".status.checkpoint.lastGoodStep", 1, "Step that a restart would begin from."),
+    ("Goodput", "string", ".status.goodput.percent", 1, "Percent of the time since creation in steps that count."),
     ("Message", "string", ".status.message", 1, "What is going on, or what to do."),
 )
 SELECTABLE = (".spec.managedBy", ".spec.suspend", ".status.state")

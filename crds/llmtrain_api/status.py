@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from llmtrain_api.constants import Action, ConditionType, FailureClass, State
 from llmtrain_api.meta import Count32, Count64, Int64, LenientModel, Timestamp
 from llmtrain_api.spec import Parallelism
+from llmtrain_api.status_goodput import GoodputStatus
 
 ShortText = Annotated[str, Field(max_length=256)]
 Message = Annotated[str, Field(max_length=1024)]
@@ -213,6 +214,7 @@ class LLMTrainJobStatus(LenientModel):
         list[FailureStatus], Field(max_length=MAX_FAILURES, json_schema_extra={"x-kubernetes-list-type": "atomic"})
     ] = Field(default_factory=list)
     """The newest failures, oldest first."""
+    goodput: GoodputStatus | None = None
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """Return the condition of that type, or None."""

@@ -81,6 +81,8 @@ class Progress(LenientModel):
     skipped_checkpoints: Annotated[str, Field(max_length=1024)] = ""
     skipped_steps: int = 0
     """Steps not made since training began, because their numbers were no good."""
+    checkpoint_stall_seconds: FiniteFloat = 0.0
+    """How long this attempt's steps have waited for checkpoints, all together."""
     failed_checkpoint: Annotated[str, Field(max_length=1024)] = ""
     """Why the newest one could not be made; empty again once a later one is."""
 

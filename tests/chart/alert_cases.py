@@ -109,6 +109,11 @@ CASES = (
     ),
     Case("LLMTrainRecoverySlow", dict(_recoveries(10, "600.0")), _recoveries(10, "120.0")),
     Case(
+        "LLMTrainGoodputLow",
+        {"llmtrain_lowest_goodput_ratio": "1x120 0.49x120"},
+        {"llmtrain_lowest_goodput_ratio": "0.51x180 0.49x59"},
+    ),
+    Case(
         "LLMTrainCheckpointsFailing",
         {"llmtrain_jobs_with_failing_checkpoints": _after("1")},
         {"llmtrain_jobs_with_failing_checkpoints": "0x222 1x17"},

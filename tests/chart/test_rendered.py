@@ -99,7 +99,8 @@ def test_the_operator_reads_every_setting(render: Render) -> None:
         'worker.imagePullPolicy="Never"',
         "service.coordinatorPort=9000",
         'operator={"logFormat":"text","logLevel":"DEBUG","workers":3,"resyncSeconds":60,"leaseDurationSeconds":9,'
-        '"statusPeriodSeconds":12,"settleSeconds":0.25,"agentLostSeconds":77,"jobMetrics":true}',
+        '"statusPeriodSeconds":12,"settleSeconds":0.25,"agentLostSeconds":77,"acceleratorHourPrice":2.5,'
+        '"jobMetrics":true}',
     )
     environment = {entry["name"]: entry.get("value", "") for entry in _pod(objects)["containers"][0]["env"]}
     environment |= {"POD_NAME": "llmtrain-0", "POD_NAMESPACE": NAMESPACE}
@@ -117,7 +118,7 @@ def test_the_operator_reads_every_setting(render: Render) -> None:
         log_format="text",
         log_level="DEBUG",
         job_metrics=True,
-        policy=Policy(status_period_seconds=12, settle_seconds=0.25, agent_lost_seconds=77),
+        policy=Policy(status_period_seconds=12, settle_seconds=0.25, agent_lost_seconds=77, accelerator_hour_price=2.5),
     )
     known = {f"LLMTRAIN_OPERATOR_{name.upper()}" for name in _setting_names()}
     assert {name for name in environment if name.startswith("LLMTRAIN_")} <= known

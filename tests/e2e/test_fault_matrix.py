@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from llmtrain_kind.driver import OPERATOR_NAMESPACE, OPERATOR_SELECTOR, Driver, read_steps
+from llmtrain_operator.core.times import from_timestamp
 from tests.e2e.faults import CLAIM_FOLDER, LADDER, NODES, Bed, Fault, injector_folder
 from tests.e2e.jobs import losses, small_job, wait_state, wait_step
 from tests.e2e.recorder import Cost, JobWatch, watched
@@ -23,6 +24,8 @@ NAMESPACE = "matrix"
 FOREVER = 100_000
 EVERY_STEPS = 5
 MEMORY = "3Gi"
+LEDGER_SECONDS = 45.0
+"""A training job's ledger is written with its progress, at least every 30 s."""
 RECOVERY_SECONDS = 120.0
 """Far over what any row takes; a row's own figure is recorded, not asserted."""
 
@@ -95,9 +98,21 @@ def suffer(patient: Patient, fault: Fault) -> None:
     assert found == (fault.failure_class, fault.action, fault.worker), told
     assert fault.message in told["message"], told
     assert fault.skips in watch.status["checkpoint"].get("skipped", ""), watch.status["checkpoint"]
+    _adds_up(bed, watch.status)
     seen_at = watch.first(attempt)
     assert seen_at is not None
     Cost(fault.id, round(seen_at - moment, 2), round(first - moment, 2), told["lostSteps"]).keep()
+
+
+def _adds_up(bed: Bed, status: dict[str, Any]) -> None:
+    """Check that the parts of the goodput ledger are the wall time within 1 %."""
+    words = ("get", "ltj", bed.name, "-n", bed.namespace, "-o", "jsonpath={.metadata.creationTimestamp}")
+    ledger = status["goodput"]
+    created, until = from_timestamp(bed.driver.kubectl(*words).strip()), from_timestamp(ledger["accountedUntil"])
+    assert created and until
+    assert sum(ledger["milliseconds"].values()) / 1000 == pytest.approx(until - created, rel=0.01), ledger
+    assert ledger["milliseconds"]["restart"] > 0, ledger
+    assert time.time() - until < LEDGER_SECONDS, ledger
 
 
 def _well(status: dict[str, Any]) -> dict[str, Any] | None:

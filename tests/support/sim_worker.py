@@ -11,6 +11,9 @@ from llmtrain_operator.core.observed import AgentView, Worker
 HANG_SECONDS = 12.0
 """After which a rank is overdue."""
 
+PULL_SECONDS = 0.25
+"""From a node's being found to the pod's running."""
+
 
 @dataclass
 class SimRank:
@@ -154,6 +157,7 @@ class SimPod:
             created_at=self.created_at,
             deleting=self.kill_at is not None,
             node=f"node-{self.index}",
+            placed_at=None if self.phase == "Pending" else self.runs_at - PULL_SECONDS,
             exit_code=self.exit_code,
             oom_killed=self.oom,
             disruption=self.disruption,

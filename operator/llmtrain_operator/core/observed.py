@@ -28,6 +28,8 @@ class Policy:
     """The third restart without progress waits twice this long, each later one twice as long as the one before."""
     backoff_limit_seconds: float = 60.0
     """The longest such wait."""
+    accelerator_hour_price: float = 0.0
+    """What one accelerator costs in an hour, in any currency; 0: not known."""
     rendezvous_port_base: int = RENDEZVOUS_PORT_BASE
     """The store of attempt N listens on base + N mod span. Jobs that share a network (a laptop) need other bases."""
     rendezvous_port_span: int = RENDEZVOUS_PORT_SPAN
@@ -69,6 +71,8 @@ class Worker:
     """Unix seconds."""
     deleting: bool = False
     node: str = ""
+    placed_at: float | None = None
+    """Unix seconds; when it got its node, None where that is not told."""
     waiting_reason: str = ""
     """Of the trainer container: ErrImagePull, ImagePullBackOff, InvalidImageName, CreateContainerConfigError ..."""
     waiting_message: str = ""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from llmtrain_api.constants import ConditionType, State
 from llmtrain_api.status import LLMTrainJobStatus
 from llmtrain_operator.core.actions import DeleteWorker, Plan
-from llmtrain_operator.core.changes import next_write_at, worth_writing
+from llmtrain_operator.core.changes import differs, next_write_at, worth_writing
 from llmtrain_operator.core.conditions import is_true, with_condition
 from llmtrain_operator.core.events import PARKED_STATES, changes
 from llmtrain_operator.core.gang import is_finished
+from llmtrain_operator.core.goodput import with_ledger
 from llmtrain_operator.core.observed import Observed
 from llmtrain_operator.core.orders import stop_orders
 from llmtrain_operator.core.progress import absorb
@@ -46,6 +47,7 @@ def plan_parked(observed: Observed) -> Plan:
     if old.attempt and not is_parked(old):
         status = new_attempt(observed, status)
     status = _describe(observed, status.model_copy(update={"start_time": None, "workers": no_workers(observed)}))
+    status = with_ledger(observed, status)
     delete = tuple(
         DeleteWorker(worker.name, worker.uid)
         for worker in observed.workers
@@ -58,7 +60,7 @@ def plan_parked(observed: Observed) -> Plan:
         delete=delete,
         orders=stop_orders(observed, status.attempt),
         events=changes(old, status) if changed else (),
-        requeue_after=max(due - observed.now, 0.0) if status != old and not changed else None,
+        requeue_after=max(due - observed.now, 0.0) if differs(old, status) and not changed else None,
     )
 
 

@@ -13,7 +13,7 @@ from llmtrain_api.status import LLMTrainJobStatus
 from llmtrain_operator.core import deadlines, hang, straggler
 from llmtrain_operator.core.actions import Plan
 from llmtrain_operator.core.avoid import relax_at
-from llmtrain_operator.core.changes import next_write_at, worth_writing
+from llmtrain_operator.core.changes import differs, next_write_at, worth_writing
 from llmtrain_operator.core.conditions import is_draining
 from llmtrain_operator.core.events import changes
 from llmtrain_operator.core.failures import (
@@ -27,6 +27,7 @@ from llmtrain_operator.core.failures import (
 )
 from llmtrain_operator.core.finished import fail, plan_finished, succeed
 from llmtrain_operator.core.gang import Gang, assemble, missing_workers, surplus_workers, tidy
+from llmtrain_operator.core.goodput import with_ledger
 from llmtrain_operator.core.ladder import choose
 from llmtrain_operator.core.layout import with_layout
 from llmtrain_operator.core.observed import Observed
@@ -71,8 +72,9 @@ def _plan_under_way(observed: Observed) -> Plan:
     gang = assemble(observed, status)
     stop_seconds = float(observed.job.spec.failure_policy.deadlines.stop_seconds)
     status = under_way(observed, status, gang, has_stepped(observed, status), course.draining)
+    status = with_ledger(observed, status)
     changed, due = worth_writing(observed, status), (*course.due, *_deadlines(observed, status, gang).due)
-    if not changed and status != observed.job.status:
+    if not changed and differs(observed.job.status, status):
         due = (*due, next_write_at(observed))
     return Plan(
         status=status,
@@ -87,6 +89,7 @@ def _plan_under_way(observed: Observed) -> Plan:
 
 def _plan_end(observed: Observed, status: LLMTrainJobStatus) -> Plan:
     """The plan of the moment in which the job ends: what a finished job gets, and the write that makes it so."""
+    status = with_ledger(observed, status)
     ended = observed.job.model_copy(update={"status": status})
     after = plan_finished(replace(observed, job=ended))
     events = changes(observed.job.status, status)

@@ -25,3 +25,8 @@ def from_timestamp(text: str | None) -> float | None:
     except ValueError:
         return None
     return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
+
+
+def milliseconds(seconds: float) -> int:
+    """Return Unix milliseconds, the very ones that a timestamp of this moment says."""
+    return round((from_timestamp(to_timestamp(seconds)) or 0.0) * 1000)

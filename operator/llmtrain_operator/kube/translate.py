@@ -70,6 +70,7 @@ def to_worker(pod: Object, waiting_since: float | None, node: NodeNews = NO_NEWS
         created_at=from_timestamp(metadata.get("creationTimestamp")) or 0.0,
         deleting=bool(metadata.get("deletionTimestamp")),
         node=node_of(pod),
+        placed_at=_placed_at(status),
         waiting_reason=reason,
         waiting_message=message,
         waiting_since=waiting_since if reason else None,
@@ -133,6 +134,11 @@ def _unschedulable(status: Mapping[str, Any]) -> str:
     if scheduled.get("status") != "False":
         return ""
     return str(scheduled.get("message") or scheduled.get("reason") or "")
+
+
+def _placed_at(status: Mapping[str, Any]) -> float | None:
+    scheduled = _condition(status, "PodScheduled")
+    return from_timestamp(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None
 
 
 def _disruption(status: Mapping[str, Any]) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from llmtrain_api.constants import ConditionType, State
+from llmtrain_api.constants import TERMINAL_STATES, ConditionType, GoodputPart, State
 from llmtrain_api.status import LLMTrainJobStatus
+from llmtrain_api.status_goodput import GoodputParts
 from llmtrain_operator.core.times import from_timestamp
 from llmtrain_operator.runtime.backend import JobKey
 
@@ -24,6 +25,8 @@ STEPPING = (State.STARTING, State.TRAINING, State.RESTARTING)
 """Jobs in these states hold accelerators and owe a step."""
 SILENT_SECONDS = 30.0
 """An agent holds a request nearly all the time: one not heard of for so long is cut off, stuck or dead."""
+JUDGED_SECONDS = 3600.0
+"""A job that has held all its workers for less is too young for its goodput to say anything."""
 
 Silences = Callable[[], Mapping[JobKey, Iterable[float]]]
 
@@ -42,6 +45,16 @@ class JobFacts:
     checkpoint_fails: bool = False
     step: int | None = None
     tokens_per_second: float | None = None
+    parts: GoodputParts = field(default_factory=GoodputParts)
+    """Where its time went, as far as the ledger has come."""
+    accelerator: GoodputParts = field(default_factory=GoodputParts)
+    """The same times the accelerators held."""
+
+    @property
+    def held_seconds(self) -> float:
+        """How long all its workers had their nodes."""
+        parts = self.parts
+        return (parts.total() - parts.scheduling - parts.suspended - parts.idle) / 1000
 
 
 def facts_of(status: LLMTrainJobStatus, now: float) -> JobFacts | None:
@@ -61,6 +74,8 @@ def facts_of(status: LLMTrainJobStatus, now: float) -> JobFacts | None:
         checkpoint_fails=bool(status.checkpoint.failed),
         step=progress.step if progress else None,
         tokens_per_second=_number(progress.tokens_per_second) if progress else None,
+        parts=status.goodput.milliseconds if status.goodput else GoodputParts(),
+        accelerator=status.goodput.accelerator_milliseconds if status.goodput else GoodputParts(),
     )
 
 
@@ -105,6 +120,7 @@ class JobGauges(Collector):
         yield self._jobs()
         yield from self._ages(now)
         yield self._silent()
+        yield from self._goodput()
         if self._each_job:
             yield from self._per_job(now)
 
@@ -154,6 +170,31 @@ class JobGauges(Collector):
         )
         family.add_metric([], silent)
         return family
+
+    def _goodput(self) -> Iterator[GaugeMetricFamily]:
+        wall = GaugeMetricFamily(
+            "llmtrain_job_time_seconds",
+            "Time since creation of all jobs that have not ended, by part.",
+            labels=["part"],
+        )
+        accelerators = GaugeMetricFamily(
+            "llmtrain_job_accelerator_seconds", "The same times the accelerators that were held.", labels=["part"]
+        )
+        going = [facts for facts in self._facts.values() if facts.state not in TERMINAL_STATES]
+        for family, booked in (
+            (wall, [facts.parts.to_wire() for facts in going]),
+            (accelerators, [facts.accelerator.to_wire() for facts in going]),
+        ):
+            for part in GoodputPart:
+                family.add_metric([part.value], sum(parts[part.value] for parts in booked) / 1000)
+            yield family
+        lowest = GaugeMetricFamily(
+            "llmtrain_lowest_goodput_ratio",
+            "Steps that count, of the time with all workers, of the job where that is least; 1 where there is none.",
+        )
+        judged = [facts for facts in self._in(STEPPING) if facts.held_seconds >= JUDGED_SECONDS]
+        lowest.add_metric([], min((facts.parts.compute / 1000 / facts.held_seconds for facts in judged), default=1.0))
+        yield lowest
 
     def _per_job(self, now: float) -> Iterator[GaugeMetricFamily]:
         # Not "namespace": Prometheus gives every series that of the operator's own pod, and renames a second one.

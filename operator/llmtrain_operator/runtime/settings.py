@@ -113,6 +113,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
             status_period_seconds=given.status_period_seconds,
             settle_seconds=given.settle_seconds,
             agent_lost_seconds=given.agent_lost_seconds,
+            accelerator_hour_price=given.accelerator_hour_price,
         ),
     )
 
@@ -146,7 +147,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         add(name, getattr(defaults, name), type=int)
     for name in ("lease_duration_seconds", "resync_seconds"):
         add(name, getattr(defaults, name), type=float)
-    for name in ("status_period_seconds", "settle_seconds", "agent_lost_seconds"):
+    for name in ("status_period_seconds", "settle_seconds", "agent_lost_seconds", "accelerator_hour_price"):
         add(name, getattr(policy, name), type=float)
     add("log_format", defaults.log_format, choices=("json", "text"))
     add("log_level", defaults.log_level, choices=("DEBUG", "INFO", "WARNING", "ERROR"))

@@ -47,6 +47,7 @@ class Reporter:
         self.skipped: tuple[str, ...] = ()
         self._failed: Failed | None = None
         self._last_loss = 0.0
+        self._stall = 0.0
 
     def event(self, name: str, **facts: Any) -> None:
         """Say once what happened, as one JSON line on stdout."""
@@ -69,6 +70,7 @@ class Reporter:
             self._file.append(line)
         self._first = self._first or (record.step, record.time)
         self._last_loss = self._last_loss if record.loss is None else record.loss
+        self._stall += record.split.get("checkpoint", 0.0)
         if self._terminal:
             self._draw(record)
         else:
@@ -89,6 +91,7 @@ class Reporter:
             tokens_per_second=record.tokens_per_second,
             memory_bytes=record.memory_bytes,
             step_at=record.time,
+            checkpoint_stall_seconds=self._stall,
             resumed_from=self.resumed_from,
             skipped_checkpoints="; ".join(self.skipped)[:1024],
         )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from llmtrain_api.status import CheckpointStatus, LLMTrainJobStatus, ProgressStatus, RestartsStatus
+from llmtrain_api.status_goodput import GoodputStatus
 from llmtrain_operator.core.changes import next_write_at, worth_writing
 from llmtrain_operator.core.times import to_timestamp
 from tests.support.jobs import NOW, make_job, make_observed
@@ -16,6 +17,7 @@ WRITTEN = ProgressStatus(
     step=5, steps=100, tokens="5", loss="1.0", tokens_per_second="1.0", updated_at=to_timestamp(NOW)
 )
 LATER = WRITTEN.model_copy(update={"step": 6})
+LEDGER = GoodputStatus(accounted_until=to_timestamp(NOW))
 HURT = RestartsStatus(total=2, since_progress={"Crash": 1, "Hang": 1}, by_worker_since_progress={"1": 2})
 
 
@@ -30,6 +32,7 @@ def written_at_once(old: dict[str, Any], new: dict[str, Any]) -> bool:
     ("old", "new"),
     [
         pytest.param({}, {}, id="a step"),
+        pytest.param({}, {"goodput": LEDGER}, id="time that was booked"),
         pytest.param({}, {"checkpoint": CheckpointStatus(step=5)}, id="a checkpoint of a job that is well"),
         pytest.param(
             {"restarts": HURT}, {"restarts": HURT.model_copy(update={"since_progress": {"Hang": 1}})}, id="one of two"
@@ -58,3 +61,9 @@ def test_progress_is_written_when_its_period_is_over() -> None:
     due = replace(observed, now=next_write_at(observed))
     new = status.model_copy(update={"progress": LATER})
     assert (worth_writing(observed, new), worth_writing(due, new), worth_writing(due, status)) == (False, True, False)
+
+
+def test_the_ledger_alone_is_never_written() -> None:
+    status = LLMTrainJobStatus(progress=WRITTEN)
+    observed = make_observed(make_job().with_status(status), now=NOW + 1000)
+    assert not worth_writing(observed, status.model_copy(update={"goodput": LEDGER}))

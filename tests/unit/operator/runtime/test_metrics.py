@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmtrain_api.constants import TERMINAL_STATES, Action, ConditionType, FailureClass, State
+from llmtrain_api.constants import TERMINAL_STATES, Action, ConditionType, FailureClass, GoodputPart, State
 from llmtrain_api.status import FailureStatus, LLMTrainJobStatus
 from llmtrain_operator.core.actions import Plan
 from llmtrain_operator.core.times import to_timestamp
@@ -190,3 +190,34 @@ def test_series_of_a_job_vanish_with_it(end: State | None) -> None:
     else:
         house.metrics.forgotten(KEY)
     assert b"demo" not in house.metrics.exposition()
+
+
+def _ledger(**milliseconds: int) -> dict[str, Any]:
+    return {"accounted_until": to_timestamp(NOW), "milliseconds": milliseconds}
+
+
+def test_time_is_told_by_part_over_all_jobs_that_go_on() -> None:
+    house = House()
+    house.decide(KEY, _status(State.TRAINING, goodput=_ledger(compute=5_000, redone=250)))
+    house.decide(OTHER, _status(State.SUSPENDED, goodput=_ledger(compute=1_000, suspended=9_000)))
+    house.decide(JobKey("lab", "third"), _status(State.SUCCEEDED, goodput=_ledger(compute=77_000)))
+    told = {part.value: house.value("llmtrain_job_time_seconds", part=part.value) for part in GoodputPart}
+    assert {part: seconds for part, seconds in told.items() if seconds} == {
+        "compute": 6.0,
+        "redone": 0.25,
+        "suspended": 9.0,
+    }
+
+
+def test_the_lowest_goodput_is_that_of_a_job_which_had_its_workers_for_an_hour() -> None:
+    house = House()
+    hour = 3_600_000
+    house.decide(KEY, _status(State.TRAINING, goodput=_ledger(compute=hour, start=hour // 4, scheduling=50 * hour)))
+    assert house.value("llmtrain_lowest_goodput_ratio") == 0.8
+    house.decide(OTHER, _status(State.RESTARTING, goodput=_ledger(restart=hour - 1)))
+    assert house.value("llmtrain_lowest_goodput_ratio") == 0.8
+    house.decide(OTHER, _status(State.RESTARTING, goodput=_ledger(restart=hour)))
+    assert house.value("llmtrain_lowest_goodput_ratio") == 0.0
+    house.metrics.forgotten(KEY)
+    house.metrics.forgotten(OTHER)
+    assert house.value("llmtrain_lowest_goodput_ratio") == 1.0
