@@ -50,6 +50,8 @@ class ExitCode(IntEnum):
     """Loss or gradient is not finite."""
     CHECKPOINT = 77
     """A checkpoint could not be written or read although the configuration is right."""
+    STALE_ATTEMPT = 78
+    """A newer attempt has claimed the job's checkpoints: this one may not write them any more."""
     PREEMPTED = 143
     """SIGTERM was obeyed: the step was finished and a checkpoint committed."""
 

@@ -8,6 +8,7 @@ there: of a checkpoint to go on from, it fetches the files that hold its part, a
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import shutil
@@ -25,9 +26,11 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from llmtrain_api.uris import Uri
+from llmtrain_trainer.checkpoint import claims
 from llmtrain_trainer.checkpoint import manifest as manifests
 from llmtrain_trainer.checkpoint import state as states
 from llmtrain_trainer.checkpoint.base import MARKER, METRICS, OUR_FILES, OWNER, Store, name_of
+from llmtrain_trainer.checkpoint.claims import Claim
 from llmtrain_trainer.checkpoint.manifest import BadCheckpoint, FileEntry, Manifest
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.errors import CheckpointError
@@ -50,7 +53,9 @@ class ObjectStore(Store):
 
     def __init__(self, uri: Uri, config: RunConfig) -> None:
         launch = config.launch
-        super().__init__(config.spec.checkpoint.store, run_id=launch.run_id, attempt=launch.attempt)
+        super().__init__(
+            config.spec.checkpoint.store, run_id=launch.run_id, attempt=launch.attempt, job_uid=launch.job_uid
+        )
         self._root = uri.path.strip("/")
         self._secret = config.spec.checkpoint.secret_name
         self.metrics_folder = config.work_dir / f"s3-{hashlib.sha256(self._root.encode()).hexdigest()[:16]}"
@@ -135,6 +140,7 @@ class ObjectStore(Store):
         """Nobody knows it: a bucket has no end, and which ranks write what they hold alike is torch's choice."""
 
     def begin(self, step: int) -> Path:
+        self.check_current()
         path = self.staging_path(step)
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
@@ -153,6 +159,7 @@ class ObjectStore(Store):
         shutil.rmtree(self.staging_path(step), ignore_errors=True)
 
     def commit(self, manifest: Manifest) -> None:
+        self.check_current()  # for the lines, too
         folder = name_of(manifest.step)
         with _plain_errors():
             there = self._remote.find(self._key(folder), detail=True, withdirs=False)
@@ -163,6 +170,7 @@ class ObjectStore(Store):
             lines = self.metrics_folder / METRICS
             if lines.exists():  # before the commit: who goes on from the checkpoint finds those that lead up to it
                 self._remote.put_file(str(lines), self._key(METRICS))
+            self.check_current()
             self._remote.pipe_file(self._key(folder, manifests.NAME), manifest.to_bytes())
 
     def abandon(self, step: int) -> None:
@@ -179,6 +187,7 @@ class ObjectStore(Store):
         return [name_of(step) for step, names in sorted(self._listed().items()) if manifests.NAME not in names]
 
     def clear_unfinished(self) -> None:
+        self.check_current()
         for step, names in self._listed().items():
             if manifests.NAME not in names:
                 with contextlib.suppress(OSError), _plain_errors():
@@ -196,6 +205,46 @@ class ObjectStore(Store):
             with contextlib.suppress(FileExistsError):  # another run was quicker: only one of the two wins
                 self._remote.pipe_file(key, content.encode(), mode="create")
         return str(self._remote.cat_file(key).decode())
+
+    def _claim_numbers(self) -> list[int]:
+        with _plain_errors():
+            keys = self._remote.find(self._key(claims.FOLDER))
+        return claims.numbers_of(str(key).rsplit("/", 1)[-1] for key in keys)
+
+    def _read_claim(self, number: int) -> bytes:
+        try:
+            with _plain_errors():
+                return bytes(self._remote.cat_file(self._key(claims.FOLDER, claims.name_of(number))))
+        except FileNotFoundError:
+            return b""
+
+    def _create_claim(self, claim: Claim) -> bool:
+        """Put it on condition that there is none; where a server knows no conditions, whoever is read back has won.
+
+        There two starts in the same moment may both believe it, if one reads before the other writes. Both would have
+        to be of different attempts, which the operator starts one after the other.
+        """
+        key, content = self._key(claims.FOLDER, claims.name_of(claim.number)), claim.to_bytes()
+        try:
+            with _plain_errors():
+                self._remote.pipe_file(key, content, mode="create")
+        except OSError as error:
+            if isinstance(error, FileExistsError) or error.errno == errno.EBUSY:  # 409: another puts it right now
+                return False
+            if error.errno == errno.EINVAL and self._remote.exists(key):  # 412 that names no condition
+                return False
+            if error.errno != errno.ENOSYS:  # NotImplemented: the condition, not the put
+                raise
+            with _plain_errors():
+                if self._remote.exists(key):
+                    return False
+                self._remote.pipe_file(key, content)
+        return self._read_claim(claim.number) == content  # a server may also have passed over the condition
+
+    def _forget_claims(self, numbers: list[int]) -> None:
+        with contextlib.suppress(OSError), _plain_errors():
+            for number in numbers:
+                self._remote.rm_file(self._key(claims.FOLDER, claims.name_of(number)))
 
     def _bring_metrics(self) -> None:
         """Take over the lines of earlier attempts, unless this worker holds more of them."""

@@ -20,9 +20,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from llmtrain_trainer.checkpoint import claims
 from llmtrain_trainer.checkpoint import manifest as manifests
 from llmtrain_trainer.checkpoint import state as states
 from llmtrain_trainer.checkpoint.base import MARKER, OUR_FILES, OWNER, Store, name_of
+from llmtrain_trainer.checkpoint.claims import Claim
 from llmtrain_trainer.checkpoint.manifest import BadCheckpoint, Manifest
 from llmtrain_trainer.checkpoint.room import Room
 from llmtrain_trainer.errors import CheckpointError
@@ -38,8 +40,8 @@ OWNER_VISIBLE_SECONDS = 10.0
 class CheckpointStore(Store):
     """Rank 0's hand on the folder; other ranks only write their shards into staging_path()."""
 
-    def __init__(self, root: Path, *, uri: str, run_id: str, attempt: int) -> None:
-        super().__init__(uri, run_id=run_id, attempt=attempt)
+    def __init__(self, root: Path, *, uri: str, run_id: str, attempt: int, job_uid: str = "") -> None:
+        super().__init__(uri, run_id=run_id, attempt=attempt, job_uid=job_uid)
         self.root = self.metrics_folder = root
 
     @classmethod
@@ -148,7 +150,7 @@ class CheckpointStore(Store):
         return self.root / name_of(step)
 
     def staging_path(self, step: int) -> Path:
-        return self.root / f"{name_of(step)}.attempt-{self._attempt}.tmp"
+        return self.root / f"{name_of(step)}.attempt-{self._number}.tmp"
 
     def publish(self, step: int, names: list[str]) -> None:
         """All workers see the folder anyway."""
@@ -166,9 +168,11 @@ class CheckpointStore(Store):
         """Make the staging folder of this attempt, marked as ours before anything else is in it.
 
         Raises:
+            StaleAttempt: a newer attempt has claimed the store.
             OSError: it cannot be made; nothing is left of it then.
         """
         path = self.staging_path(step)
+        self.check_current()
         self._remove(path)
         path.mkdir(exist_ok=True)
         try:
@@ -191,6 +195,7 @@ class CheckpointStore(Store):
         """Turn the staging folder into a checkpoint: manifest, rename, each made durable before the next.
 
         Raises:
+            StaleAttempt: a newer attempt has claimed the store.
             CheckpointError: a file that a rank reported is not there.
             OSError: the store cannot be written.
         """
@@ -200,6 +205,7 @@ class CheckpointStore(Store):
             raise CheckpointError(f"{', '.join(missing[:3])} not in {staging}: do all workers share {self._uri}?")
         manifests.write(staging, manifest)
         _fsync_folder(staging)
+        self.check_current()
         if target.exists():  # one of this step that did not verify when this attempt started
             aside = self.root / f"{target.name}.replaced-by-attempt-{self._attempt}"
             target.rename(aside)
@@ -230,6 +236,7 @@ class CheckpointStore(Store):
 
     def clear_unfinished(self) -> None:
         """Remove what earlier attempts left half-written or half-removed."""
+        self.check_current()
         for pattern in (STAGING_NAME, REPLACED_NAME):
             for _, path in self._numbered(pattern):
                 self._remove(path)
@@ -238,6 +245,42 @@ class CheckpointStore(Store):
 
     def remove(self, step: int) -> None:
         self._remove(self.committed_path(step))
+
+    def _claim_numbers(self) -> list[int]:
+        folder = self.root / claims.FOLDER
+        probe = folder / f"{SCRAP}{uuid.uuid4().hex}"
+        with contextlib.suppress(OSError):  # a change of our own makes a network file system look again
+            probe.touch()
+            probe.unlink()
+        try:
+            return claims.numbers_of(os.listdir(folder))
+        except FileNotFoundError:
+            return []
+
+    def _read_claim(self, number: int) -> bytes:
+        with contextlib.suppress(FileNotFoundError):
+            return (self.root / claims.FOLDER / claims.name_of(number)).read_bytes()
+        return b""
+
+    def _create_claim(self, claim: Claim) -> bool:
+        """Write it whole at once, by a link: a claim that was cut short would hide whose it is."""
+        folder = self.root / claims.FOLDER
+        folder.mkdir(exist_ok=True)
+        temporary = folder / f"{SCRAP}{uuid.uuid4().hex}"
+        try:
+            _write_durably(temporary, claim.to_bytes().decode())
+            os.link(temporary, folder / claims.name_of(claim.number))
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        _fsync_folder(folder)
+        return True
+
+    def _forget_claims(self, numbers: list[int]) -> None:
+        with contextlib.suppress(OSError):
+            for number in numbers:
+                (self.root / claims.FOLDER / claims.name_of(number)).unlink(missing_ok=True)
 
     def _numbered(self, pattern: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
         for path in self.root.iterdir():
