@@ -6,6 +6,7 @@ Both hold the same files under the same names, so that one may be copied to the 
     metrics.jsonl          one line per step (written by metrics/)
     claims/                the attempts that have written here (claims.py)
     step-00000100/         a checkpoint: run.json, shards, .metadata; committed once manifest.json is in it
+    step-00000100.attempt-3/    the same, as it is named where nothing can be renamed; 3 is the claim's number
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ OWNER = "owner.json"
 MARKER = "run.json"
 METRICS = "metrics.jsonl"
 FIELD = "checkpoint.store"
+COMMITTED_NAME = re.compile(r"step-(\d+)(?:\.attempt-(\d+))?")
 OUR_FILES = re.compile(r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|manifest\.json|run\.json")
 
 
@@ -93,6 +95,11 @@ class Store(ABC):
                 self._forget_claims([n for n in self._claim_numbers() if n <= claim.number][claims.KEPT :])
                 return claim.number
         raise OSError(f"{self._uri}/{claims.FOLDER}: other starts of this job take every number")
+
+    @property
+    def number(self) -> int:
+        """Of the claim under which this attempt writes."""
+        return self._number
 
     def follow(self, number: int) -> None:
         """Write under the claim that rank 0 has made, on every rank."""

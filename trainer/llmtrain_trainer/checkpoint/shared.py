@@ -141,7 +141,7 @@ class SharedTier:
             files |= part
         try:
             manifest = manifest_of(self._config, position, self.data_fingerprint, files)
-            self._store.commit(manifest)
+            self._store.commit(manifest.model_copy(update={"claim": self._store.number}))
         except (OSError, CheckpointError) as error:
             return str(error)
         except StaleAttempt as error:
