@@ -132,6 +132,7 @@ class Env(StrEnum):
     GRACE_SECONDS = "LLMTRAIN_GRACE_SECONDS"
     """How long ranks have between SIGTERM and SIGKILL."""
     ORPHAN_SECONDS = "LLMTRAIN_ORPHAN_SECONDS"
+    FENCE_SECONDS = "LLMTRAIN_FENCE_SECONDS"
     """Leave (exit 0) when idle and the coordinator has been away this long; unset or 0 = wait for ever."""
     WORK_DIR = "LLMTRAIN_WORK_DIR"
     """A writable folder of this worker alone: sockets, error files. Default /tmp/llmtrain."""
