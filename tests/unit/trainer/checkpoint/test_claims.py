@@ -105,3 +105,27 @@ def test_a_commit_looks_at_the_claims_last(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(StaleAttempt):
         _commit(old, 1)
     assert old.steps() == []
+
+
+def test_what_a_late_rename_would_replace_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old attempt was stopped between its last look at the claims and the rename."""
+    old = _entered(tmp_path, 1)
+    _commit(old, 2)
+    old.begin(1)
+    new = _entered(tmp_path, 2)
+    folder = _commit(new, 1)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    looks, really = [0], old.check_current
+
+    def look() -> None:
+        looks[0] += 1
+        if looks[0] > 1:
+            really()
+
+    monkeypatch.setattr(old, "check_current", look)
+    with pytest.raises(StaleAttempt):
+        old.commit(old.good(2).model_copy(update={"step": 1, "files": {}}))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before and new.good(1).step == 1
+    folder.rename(tmp_path / "step-00000001.replaced-by-attempt-1")  # killed before it could put it back
+    _entered(tmp_path, 3).clear_unfinished()
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
