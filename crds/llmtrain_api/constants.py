@@ -50,6 +50,8 @@ class ExitCode(IntEnum):
     """Loss or gradient is not finite."""
     CHECKPOINT = 77
     """A checkpoint could not be written or read although the configuration is right."""
+    STALE_ATTEMPT = 78
+    """A newer attempt has claimed the job's checkpoints: this one may not write them any more."""
     PREEMPTED = 143
     """SIGTERM was obeyed: the step was finished and a checkpoint committed."""
 
@@ -146,6 +148,7 @@ class Env(StrEnum):
     GRACE_SECONDS = "LLMTRAIN_GRACE_SECONDS"
     """How long ranks have between SIGTERM and SIGKILL."""
     ORPHAN_SECONDS = "LLMTRAIN_ORPHAN_SECONDS"
+    FENCE_SECONDS = "LLMTRAIN_FENCE_SECONDS"
     """Leave (exit 0) when idle and the coordinator has been away this long; unset or 0 = wait for ever."""
     WORK_DIR = "LLMTRAIN_WORK_DIR"
     """A writable folder of this worker alone: sockets, error files. Default /tmp/llmtrain."""

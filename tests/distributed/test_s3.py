@@ -95,9 +95,7 @@ def _resumed(gang: Gang) -> dict[str, Any]:
 
 
 def _saved(job: Job) -> list[int]:
-    return [
-        int(name.removeprefix("step-")) for name in job.checkpoints() if (job.store / name / "manifest.json").exists()
-    ]
+    return [int(name[5:13]) for name in job.checkpoints() if (job.store / name / "manifest.json").exists()]
 
 
 def _new_worker(job: S3Job) -> None:
@@ -134,7 +132,7 @@ def test_a_killed_run_goes_on_to_the_bit(
     resumed = _finish(job)
     assert _resumed(resumed)["step"] in (6, 9) and job.losses() == unhurt_losses(merged(TWELVE, model))
     assert _saved(job) == [3, 6, 9, 12]
-    assert {path.name for path in (job.store / "step-00000012").iterdir()} == {
+    assert {path.name for path in (job.store / "step-00000012.attempt-2").iterdir()} == {
         ".metadata",
         "__0_0.distcp",
         "__1_0.distcp",
@@ -178,7 +176,7 @@ def test_a_damaged_checkpoint_is_found_and_the_one_before_is_used(
 ) -> None:
     job = new_s3_job("job", **TWELVE)
     _finish(job)
-    losses, newest = job.losses(), job.store / "step-00000012"
+    losses, newest = job.losses(), job.store / "step-00000012.attempt-1"
     store = open_store(job)
     assert store.newest_good().manifest == store.good(12)
     for name, (damage, word) in DAMAGES.items():
@@ -189,10 +187,14 @@ def test_a_damaged_checkpoint_is_found_and_the_one_before_is_used(
         assert word in str(caught.value), name
         for path, content in sound.items():
             path.write_bytes(content)
+    claims = job.store / "claims"
+    assert [path.name for path in claims.iterdir()] == ["00000001"]
     _flip(newest / "__1_0.distcp")
     resumed = _finish(job)
     assert _resumed(resumed)["step"] == 9 and "checksum" in " ".join(_resumed(resumed)["skipped"])
     assert job.losses() == losses and _saved(job) == [3, 6, 9, 12]
+    assert not (newest / "manifest.json").exists(), "what did not verify makes way"
+    newest = job.store / "step-00000012.attempt-2"
     shutil.copy(newest / "__0_0.distcp", newest / "__1_0.distcp")
     assert _resumed(_finish(job))["step"] == 9
 

@@ -61,6 +61,10 @@ class CheckpointError(Exception):
     """A checkpoint could not be written or read although the configuration is right."""
 
 
+class StaleAttempt(Exception):
+    """A newer attempt has the job's checkpoints: this one must not touch them, and has nothing left to do."""
+
+
 class PeerLostError(Exception):
     """Another rank went away: a symptom, not a cause."""
 
@@ -73,6 +77,8 @@ def exit_code_of(error: BaseException) -> ExitCode | int:
         return ExitCode.NUMERICS
     if isinstance(error, CheckpointError):
         return ExitCode.CHECKPOINT
+    if isinstance(error, StaleAttempt):
+        return ExitCode.STALE_ATTEMPT
     if isinstance(error, PeerLostError) or _is_torch_peer_loss(error):
         return ExitCode.PEER_LOST
     return 1

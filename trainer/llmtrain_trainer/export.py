@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _check_out(out)
         root, manifest = _choose(store, options.step)
-        folder = root.committed_path(manifest.step)
+        folder = root.folder_of(manifest)
         written = save(folder, manifest, out, dtype=TYPES[options.dtype], max_shard_bytes=options.max_shard_bytes)
     except (ExportError, UserError) as error:
         return _complain(error, ExitCode.USER_ERROR)

@@ -17,6 +17,7 @@ BY_EXIT_CODE: dict[int, FailureClass] = {
     ExitCode.USER_ERROR: FailureClass.USER_ERROR,
     ExitCode.NUMERICS: FailureClass.NUMERICS,
     ExitCode.CHECKPOINT: FailureClass.CHECKPOINT,
+    ExitCode.STALE_ATTEMPT: FailureClass.CHECKPOINT,
     ExitCode.PEER_LOST: FailureClass.COMMUNICATION,
     ExitCode.PREEMPTED: FailureClass.DISRUPTION,
 }

@@ -1,7 +1,8 @@
 """A rank without torch: what it does is in its spec, so that the agent's tests start dozens of them in a second.
 
 {"steps": 5, "stepSeconds": 0.01, "firstStep": 1, "checkpointEvery": 0, "exitCode": 0, "message": "",
- "ignoreSigterm": false, "sigtermSeconds": 0, "children": 0, "detachedChildren": 0, "say": ""}
+ "ignoreSigterm": false, "sigtermSeconds": 0, "children": 0, "detachedChildren": 0, "say": "",
+ "beats": false, "stuckAt": 0}
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from llmtrain_api.launch import RankLaunch
 from llmtrain_api.sync import Progress
+from llmtrain_trainer.heartbeat import Heartbeat, dump_stacks_at_signal
 
 _SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -26,6 +28,8 @@ _SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 def run(launch: RankLaunch) -> int:
     """Do what the spec says; without `steps` run until a signal comes. Its file NAME.up tells that it is."""
     spec = launch.spec
+    if spec.get("beats"):
+        dump_stacks_at_signal(launch.stacks_file)
     if spec.get("ignoreSigterm"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
@@ -62,7 +66,13 @@ def _train(launch: RankLaunch) -> None:
     every = spec.get("checkpointEvery", 0)
     told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     first_at = time.time()
+    heart = Heartbeat(launch.beat_file) if spec.get("beats") else None
     for step in range(first, first + steps):
+        if heart:
+            heart.enter("data_loading", step)
+            heart.enter("sync_wait")
+        while step == spec.get("stuckAt"):
+            time.sleep(1)
         time.sleep(spec.get("stepSeconds", 0.01))
         if launch.global_rank != 0:
             continue

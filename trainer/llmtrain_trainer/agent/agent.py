@@ -114,9 +114,22 @@ class Agent:
         while True:
             try:
                 self._watch.look(self._supervisor.attempt, self._supervisor.running)
+                self._fence_when_cut_off()
             except Exception as error:  # blind for a moment is better than no watch for the rest of the job
                 self._log.error("watch_failed", error=f"{type(error).__name__}: {error}")
             await asyncio.sleep(POLL_SECONDS)
+
+    def _fence_when_cut_off(self) -> None:
+        """Kill ranks that have lost their peers while we have lost the coordinator: the job may go on without us.
+
+        One of the two alone ends nothing: ranks train on without an operator, and of a hang the operator judges.
+        """
+        limit, silent = self._settings.fence_seconds, self._client.silence_seconds
+        if not limit or silent < limit or not self._watch.stuck(self._supervisor.running, limit):
+            return
+        why = f"cut off: no word from the coordinator for {silent:.0f} s, and no rank of this worker makes a step"
+        if self._supervisor.fence(why):
+            self._log.error("fenced", seconds=round(silent, 1), coordinator=self._settings.coordinator_url)
 
     # The two ends of the long-poll
 

@@ -93,6 +93,14 @@ class SyncClient:
         self._session = aiohttp.ClientSession(connector=self._connector)
         self.last_answer = self._loop.time()
         """Loop time of the last order."""
+        self.last_heard = self._loop.time()
+        """Loop time of the last answer of any kind: who refuses us can be reached."""
+
+    @property
+    def silence_seconds(self) -> float:
+        """How long nobody has answered; a request that is being held, as agreed, is no silence."""
+        silent = self._loop.time() - self.last_heard
+        return silent if silent > 2 * self._hold_seconds else 0.0
 
     def news(self) -> None:
         """Have a fresh report sent now, even if a request is held."""
@@ -187,6 +195,7 @@ class SyncClient:
                 timeout=timeout,
                 allow_redirects=False,
             ) as answer:
+                self.last_heard = self._loop.time()
                 return _Answer(_parse(answer.status, await _body(answer)), asked_at)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise _Failure("coordinator_away", f"{type(error).__name__}: {error}") from error

@@ -37,6 +37,8 @@ class Rank:
     """Loop time at which SIGKILL is due; None while nobody wants the rank to end."""
     killed: bool = False
     """SIGKILL was sent."""
+    why: str = ""
+    """Why the agent ended it of its own accord; empty where it was ordered to."""
 
     @property
     def running(self) -> bool:
@@ -48,7 +50,7 @@ class Rank:
         self.exit_code, self.signal = (code, None) if code >= 0 else (None, -code)
         self.exited_at = at
         self.by_agent = self.kill_at is not None
-        self.error = read_error(self.error_file)
+        self.error = read_error(self.error_file) or (RankError(message=self.why, time=at) if self.why else None)
 
     def report(self) -> RankReport:
         return RankReport(

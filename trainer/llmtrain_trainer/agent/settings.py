@@ -36,6 +36,8 @@ class Settings:
     """Kubernetes' own default of terminationGracePeriodSeconds."""
     orphan_seconds: float = 0.0
     """0: wait for the coordinator for ever."""
+    fence_seconds: float = 15.0
+    """Without a word from the coordinator, ranks that are stuck this long are killed; 0: never."""
     work_dir: Path = Path("/tmp/llmtrain")
     volumes: Mapping[str, str] = field(default_factory=dict)
     rank_entry: str = DEFAULT_RANK_ENTRY
@@ -121,6 +123,7 @@ _VARIABLES = (
     _Variable(Env.WORKER_INDEX, "worker_index", _index, "a whole number from 0"),
     _Variable(Env.GRACE_SECONDS, "grace_seconds", _seconds, "seconds from 0", required=False),
     _Variable(Env.ORPHAN_SECONDS, "orphan_seconds", _seconds, "seconds from 0", required=False),
+    _Variable(Env.FENCE_SECONDS, "fence_seconds", _seconds, "seconds from 0", required=False),
     _Variable(Env.WORK_DIR, "work_dir", Path, "a folder that can be written", required=False),
     _Variable(Env.VOLUMES, "volumes", _volumes, 'JSON such as {"claim": "/folder"}', required=False),
     _Variable(RANK_ENTRY, "rank_entry", _entry, "module:function", required=False),

@@ -129,6 +129,15 @@ class Supervisor:
         self._leave(_Leaving(exit_code, self._loop.time()), 0.0)
         self._converge()
 
+    def fence(self, why: str) -> bool:
+        """Kill the ranks, since the job may have gone on elsewhere, and wait for orders; False where it was done."""
+        alive = [rank for rank in self._gang.running if rank.kill_at is None]
+        for rank in alive:
+            rank.why = why
+            self._end(rank, 0.0)
+        self._converge()
+        return bool(alive)
+
     def _leave(self, leaving: _Leaving, grace_seconds: float) -> None:
         self._leaving = self._leaving or leaving
         for rank in self._gang.running:

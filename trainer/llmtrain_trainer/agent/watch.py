@@ -146,6 +146,16 @@ class HangWatch:
             self._told_at = now
             self._means.news()
 
+    def stuck(self, ranks: Sequence[Watched], seconds: float) -> bool:
+        """Tell whether every rank is overdue in what it does, and for no less than this long.
+
+        A rank of which no limit is known yet (in its start, say) is not stuck: others' deadlines bound that.
+        """
+        now, readings = self._means.clock(), [_read(rank) for rank in ranks]
+        return bool(readings) and all(
+            reading and self._is_overdue(reading, now) and now - reading.since >= seconds for reading in readings
+        )
+
     def beats(self, attempt: int, ranks: Sequence[Watched]) -> list[Beat]:
         """Return the beats of these running ranks as they are now."""
         now, seen = self._means.clock(), self._attempt

@@ -4,7 +4,9 @@ Both hold the same files under the same names, so that one may be copied to the 
 
     owner.json             the run that this store belongs to
     metrics.jsonl          one line per step (written by metrics/)
+    claims/                the attempts that have written here (claims.py)
     step-00000100/         a checkpoint: run.json, shards, .metadata; committed once manifest.json is in it
+    step-00000100.attempt-3/    the same, as it is named where nothing can be renamed; 3 is the claim's number
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from llmtrain_trainer.checkpoint import claims
+from llmtrain_trainer.checkpoint.claims import Claim
 from llmtrain_trainer.checkpoint.manifest import BadCheckpoint, Manifest
 from llmtrain_trainer.checkpoint.room import Room
 from llmtrain_trainer.errors import UserError
@@ -26,6 +30,7 @@ OWNER = "owner.json"
 MARKER = "run.json"
 METRICS = "metrics.jsonl"
 FIELD = "checkpoint.store"
+COMMITTED_NAME = re.compile(r"step-(\d+)(?:\.attempt-(\d+))?")
 OUR_FILES = re.compile(r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|manifest\.json|run\.json")
 
 
@@ -45,10 +50,13 @@ class Store(ABC):
     metrics_folder: Path
     """Where rank 0 appends to METRICS."""
 
-    def __init__(self, uri: str, *, run_id: str, attempt: int) -> None:
+    def __init__(self, uri: str, *, run_id: str, attempt: int, job_uid: str = "") -> None:
         self._uri = uri
         self._run_id = run_id
         self._attempt = attempt
+        self._job_uid = job_uid
+        self._number = attempt
+        """Of our claim; the names of what we write carry it."""
         self._bad: set[int] = set()
 
     @abstractmethod
@@ -68,6 +76,59 @@ class Store(ABC):
             UserError: it does not.
             CheckpointError: it cannot be reached now.
         """
+
+    def enter(self) -> int:
+        """Claim the store for this attempt, on rank 0, before anything is read: no older one commits from now on.
+
+        Returns the claim's number.
+
+        Raises:
+            StaleAttempt: a newer attempt has it.
+            OSError: the claim cannot be written or the others not read.
+        """
+        for _ in range(claims.TRIES):
+            known = (claims.parse(n, self._read_claim(n)) for n in self._claim_numbers()[: claims.KEPT])
+            claim = Claim(claims.next_number(known, self._job_uid, self._attempt), self._job_uid, self._attempt)
+            if self._create_claim(claim):
+                self.follow(claim.number)
+                self.check_current()
+                self._forget_claims([n for n in self._claim_numbers() if n <= claim.number][claims.KEPT :])
+                return claim.number
+        raise OSError(f"{self._uri}/{claims.FOLDER}: other starts of this job take every number")
+
+    @property
+    def number(self) -> int:
+        """Of the claim under which this attempt writes."""
+        return self._number
+
+    def follow(self, number: int) -> None:
+        """Write under the claim that rank 0 has made, on every rank."""
+        self._number = number
+
+    def check_current(self) -> None:
+        """Make sure that this attempt may still write.
+
+        Raises:
+            StaleAttempt: a newer one has claimed the store.
+            OSError: the claims cannot be read, so that nobody knows.
+        """
+        claims.check(self._claim_numbers(), self._number)
+
+    @abstractmethod
+    def _claim_numbers(self) -> list[int]:
+        """Return the numbers of all claims, the newest first. May raise OSError."""
+
+    @abstractmethod
+    def _read_claim(self, number: int) -> bytes:
+        """Return a claim's content, empty where it is gone. May raise OSError."""
+
+    @abstractmethod
+    def _create_claim(self, claim: Claim) -> bool:
+        """Write a claim unless its number is taken; tell whether we did. May raise OSError."""
+
+    @abstractmethod
+    def _forget_claims(self, numbers: list[int]) -> None:
+        """Remove claims that decide nothing any more, as far as they can be."""
 
     @abstractmethod
     def steps(self) -> list[int]:
@@ -114,6 +175,7 @@ class Store(ABC):
         """Make what was published a checkpoint: from now on it counts.
 
         Raises:
+            StaleAttempt: a newer attempt has claimed the store.
             CheckpointError: a file that a rank reported is not there.
             OSError: the store cannot be written.
         """
@@ -156,6 +218,10 @@ class Store(ABC):
 
         Those at multiples of `permanent` stay too. One that did not verify when this attempt started counts for
         nothing and goes, unless it is permanent: what is left of it may be all there is of its step.
+
+        Raises:
+            StaleAttempt: a newer attempt has claimed the store; what it goes on from is its own affair.
+            OSError: one cannot be removed.
         """
         self._bad.discard(newest)
         older = [step for step in self.steps() if step < newest]
@@ -163,6 +229,7 @@ class Store(ABC):
         bad = [step for step in older if step in self._bad]
         for step in (*bad, *good[: max(0, len(good) - keep + 1)]):
             if permanent is None or step % permanent:
+                self.check_current()
                 self.remove(step)
 
     def _check_owner(self, content: str) -> None:

@@ -83,14 +83,17 @@ class CheckpointManager:
         Raises:
             UserError: the store cannot be used, is not shared, or belongs to another run.
             CheckpointError: it cannot be reached.
+            StaleAttempt: a newer attempt has claimed the store.
             PeerLostError: rank 0 is gone.
         """
         if self._config.is_first:
             owner = self._store.claim()
             self._ranks.tell("owner", owner)
+            self._ranks.tell("claim", str(self._enter()))
         else:
             owner = self._ranks.hear("owner")
             self._store.expect(owner)
+            self._store.follow(int(self._ranks.hear("claim")))
         self._owned_at = float(json.loads(owner).get("createdAt", self._owned_at))
         nearest, lacking = self._nearest(str(json.loads(owner).get("id", "")))
         resume = self._choose(nearest)
@@ -104,6 +107,12 @@ class CheckpointManager:
                 self._shared_tier.newest_good = resume.manifest.step
         step = resume.manifest.step if resume.manifest else -1
         return Resume(resume.manifest, (*resume.skipped, *(text for at, text in lacking if at > step)))
+
+    def _enter(self) -> int:
+        try:
+            return self._store.enter()
+        except OSError as error:
+            raise CheckpointError(f"{self._config.spec.checkpoint.store} cannot be claimed: {error}") from error
 
     def _choose(self, nearest: Manifest | None) -> Resume:
         """Return the newest good checkpoint in the store above that of the workers' own; rank 0's word on all ranks."""

@@ -37,6 +37,8 @@ class Manifest(ApiModel):
     run_id: str
     job_uid: str
     attempt: int
+    claim: int = 0
+    """Under which it was written (claims.py); 0: before there were any."""
     step: int
     """Optimizer steps done."""
     samples: int

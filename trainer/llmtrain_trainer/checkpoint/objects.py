@@ -1,13 +1,15 @@
 """A store behind an S3 address (base.py: what is in it), by fsspec and s3fs, which read AWS's usual environment.
 
-An object appears whole or not at all, and none can be renamed: shards are put where they stay, and the manifest, put
-last, is the commit. Each rank puts its checkpoint together in a folder of its own first (the spool), and reads from
-there: of a checkpoint to go on from, it fetches the files that hold its part, and checks each.
+An object appears whole or not at all, and none can be renamed: shards are put where they stay, below a name that has
+the number of the attempt's claim, so that no two attempts ever put the same key. The manifest, put last, is the commit.
+Each rank puts its checkpoint together in its own folder first (the spool), and reads from there, what it fetched.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import hashlib
 import json
 import shutil
@@ -15,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,11 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from llmtrain_api.uris import Uri
+from llmtrain_trainer.checkpoint import claims
 from llmtrain_trainer.checkpoint import manifest as manifests
 from llmtrain_trainer.checkpoint import state as states
-from llmtrain_trainer.checkpoint.base import MARKER, METRICS, OUR_FILES, OWNER, Store, name_of
+from llmtrain_trainer.checkpoint.base import COMMITTED_NAME, MARKER, METRICS, OUR_FILES, OWNER, Store, name_of
+from llmtrain_trainer.checkpoint.claims import Claim
 from llmtrain_trainer.checkpoint.manifest import BadCheckpoint, FileEntry, Manifest
 from llmtrain_trainer.config import RunConfig
 from llmtrain_trainer.errors import CheckpointError
@@ -45,12 +50,26 @@ class _WrongChecksumError(OSError):
     """The server sent other bytes than it noted when they were put."""
 
 
+@dataclass(frozen=True, order=True)
+class _Form:
+    """What one claim has put of one step; number 0: put before there were claims."""
+
+    step: int
+    number: int
+
+    @property
+    def folder(self) -> str:
+        return name_of(self.step) + (f".attempt-{self.number}" if self.number else "")
+
+
 class ObjectStore(Store):
     """One rank's hand on the objects below the address; rank 0 makes and removes checkpoints."""
 
     def __init__(self, uri: Uri, config: RunConfig) -> None:
         launch = config.launch
-        super().__init__(config.spec.checkpoint.store, run_id=launch.run_id, attempt=launch.attempt)
+        super().__init__(
+            config.spec.checkpoint.store, run_id=launch.run_id, attempt=launch.attempt, job_uid=launch.job_uid
+        )
         self._root = uri.path.strip("/")
         self._secret = config.spec.checkpoint.secret_name
         self.metrics_folder = config.work_dir / f"s3-{hashlib.sha256(self._root.encode()).hexdigest()[:16]}"
@@ -102,25 +121,53 @@ class ObjectStore(Store):
             )
 
     def steps(self) -> list[int]:
-        return sorted(step for step, names in self._listed().items() if manifests.NAME in names)
+        return sorted({form.step for form, names in self._listed().items() if manifests.NAME in names})
 
     def good(self, step: int) -> Manifest:
+        problem = BadCheckpoint("no manifest: it was never committed")
+        for form in self._forms(step):
+            try:
+                return self._verified(form)
+            except BadCheckpoint as error:
+                problem = error
+        raise problem
+
+    def _forms(self, step: int) -> list[_Form]:
+        """Return what was committed of a step, that of the newest claim first."""
+        listed = self._listed().items()
+        return sorted((f for f, names in listed if f.step == step and manifests.NAME in names), reverse=True)
+
+    def _verified(self, form: _Form) -> Manifest:
+        manifest = self._manifest(form)
+        check = functools.partial(self._problem, form)
+        manifests.check(manifest, run_id=self._run_id, step=form.step, problem_of=check)
+        return manifest
+
+    def _manifest(self, form: _Form) -> Manifest:
         try:
             with _plain_errors():
-                content = self._remote.cat_file(self._key(name_of(step), manifests.NAME))
+                content = self._remote.cat_file(self._key(form.folder, manifests.NAME))
         except FileNotFoundError:
             raise BadCheckpoint("no manifest: it was never committed") from None
         except _WrongChecksumError as error:
             raise BadCheckpoint("the manifest is damaged (checksum of the server)") from error
-        manifest = manifests.parse(content)
-        manifests.check(manifest, run_id=self._run_id, step=step, problem_of=lambda n, e: self._problem(step, n, e))
-        return manifest
+        return manifests.parse(content)
+
+    def _form_of(self, manifest: Manifest) -> _Form:
+        for form in self._forms(manifest.step):
+            with contextlib.suppress(BadCheckpoint):
+                if self._manifest(form) == manifest:
+                    return form
+        raise CheckpointError(f"{self._uri}/{name_of(manifest.step)} is gone, which verified a moment ago")
 
     def read(self, manifest: Manifest, tensors: dict[str, Tensor]) -> None:
         folder = self._spool / "read"
         folder.mkdir(exist_ok=True)
         try:
-            states.read(folder, tensors, _FetchingReader(folder, lambda name: self._fetch(manifest, name, folder)))
+            form = self._form_of(manifest)
+            states.read(
+                folder, tensors, _FetchingReader(folder, lambda n: self._fetch(form, manifest.files[n], folder / n))
+            )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -129,16 +176,17 @@ class ObjectStore(Store):
 
     def where(self, step: int) -> str:
         way = f"by way of {self._spool.parent}, which needs room for the shards of the worker's ranks"
-        return f"{self._uri}/{name_of(step)} ({way})"
+        return f"{self._uri}/{self._own(step).folder} ({way})"
 
     def room_for(self, snapshot: Mapping[str, Tensor]) -> None:
         """Nobody knows it: a bucket has no end, and which ranks write what they hold alike is torch's choice."""
 
     def begin(self, step: int) -> Path:
+        self.check_current()
         path = self.staging_path(step)
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
-        mark = {"runId": self._run_id, "step": step, "attempt": self._attempt}
+        mark = {"runId": self._run_id, "step": step, "attempt": self._attempt, "claim": self._number}
         (path / MARKER).write_text(json.dumps(mark), encoding="utf-8")
         return path
 
@@ -146,14 +194,16 @@ class ObjectStore(Store):
         path = self.staging_path(step)
         with _plain_errors():
             for name in names:
-                self._remote.put_file(str(path / name), self._key(name_of(step), name))
+                self._remote.put_file(str(path / name), self._key(self._own(step).folder, name))
         self.discard(step)
 
     def discard(self, step: int) -> None:
         shutil.rmtree(self.staging_path(step), ignore_errors=True)
 
     def commit(self, manifest: Manifest) -> None:
-        folder = name_of(manifest.step)
+        self.check_current()  # for the lines, too
+        own = self._own(manifest.step)
+        folder = own.folder
         with _plain_errors():
             there = self._remote.find(self._key(folder), detail=True, withdirs=False)
             sizes = {key.rsplit("/", 1)[-1]: int(info["size"]) for key, info in there.items()}
@@ -163,26 +213,33 @@ class ObjectStore(Store):
             lines = self.metrics_folder / METRICS
             if lines.exists():  # before the commit: who goes on from the checkpoint finds those that lead up to it
                 self._remote.put_file(str(lines), self._key(METRICS))
+            self.check_current()
             self._remote.pipe_file(self._key(folder, manifests.NAME), manifest.to_bytes())
+            listed = self._listed()
+            for form in [form for form in listed if form.step == own.step and form.number < own.number]:
+                self._delete(form, listed[form])  # it did not verify when this attempt started
 
     def abandon(self, step: int) -> None:
         with contextlib.suppress(OSError), _plain_errors():
-            names = self._listed().get(step, set())
+            names = self._listed().get(self._own(step), set())
             if manifests.NAME not in names:
-                self._delete(step, names)
+                self._delete(self._own(step), names)
 
     def remove(self, step: int) -> None:
         with _plain_errors():
-            self._delete(step, self._listed().get(step, set()))
+            listed = self._listed()
+            for form in sorted(form for form in listed if form.step == step):
+                self._delete(form, listed[form])
 
     def unfinished(self) -> list[str]:
-        return [name_of(step) for step, names in sorted(self._listed().items()) if manifests.NAME not in names]
+        return [form.folder for form, names in sorted(self._listed().items()) if manifests.NAME not in names]
 
     def clear_unfinished(self) -> None:
-        for step, names in self._listed().items():
-            if manifests.NAME not in names:
+        self.check_current()
+        for form, names in self._listed().items():
+            if manifests.NAME not in names and form.number <= self._number:
                 with contextlib.suppress(OSError), _plain_errors():
-                    self._delete(step, names)
+                    self._delete(form, names)
         with contextlib.suppress(OSError), _plain_errors():  # some servers cannot list them
             self._abort_uploads()
 
@@ -197,6 +254,46 @@ class ObjectStore(Store):
                 self._remote.pipe_file(key, content.encode(), mode="create")
         return str(self._remote.cat_file(key).decode())
 
+    def _claim_numbers(self) -> list[int]:
+        with _plain_errors():
+            keys = self._remote.find(self._key(claims.FOLDER))
+        return claims.numbers_of(str(key).rsplit("/", 1)[-1] for key in keys)
+
+    def _read_claim(self, number: int) -> bytes:
+        try:
+            with _plain_errors():
+                return bytes(self._remote.cat_file(self._key(claims.FOLDER, claims.name_of(number))))
+        except FileNotFoundError:
+            return b""
+
+    def _create_claim(self, claim: Claim) -> bool:
+        """Put it on condition that there is none; where a server knows no conditions, whoever is read back has won.
+
+        There two starts in the same moment may both believe it, if one reads before the other writes. Both would have
+        to be of different attempts, which the operator starts one after the other.
+        """
+        key, content = self._key(claims.FOLDER, claims.name_of(claim.number)), claim.to_bytes()
+        try:
+            with _plain_errors():
+                self._remote.pipe_file(key, content, mode="create")
+        except OSError as error:
+            if isinstance(error, FileExistsError) or error.errno == errno.EBUSY:  # 409: another puts it right now
+                return False
+            if error.errno == errno.EINVAL and self._remote.exists(key):  # 412 that names no condition
+                return False
+            if error.errno != errno.ENOSYS:  # NotImplemented: the condition, not the put
+                raise
+            with _plain_errors():
+                if self._remote.exists(key):
+                    return False
+                self._remote.pipe_file(key, content)
+        return self._read_claim(claim.number) == content  # a server may also have passed over the condition
+
+    def _forget_claims(self, numbers: list[int]) -> None:
+        with contextlib.suppress(OSError), _plain_errors():
+            for number in numbers:
+                self._remote.rm_file(self._key(claims.FOLDER, claims.name_of(number)))
+
     def _bring_metrics(self) -> None:
         """Take over the lines of earlier attempts, unless this worker holds more of them."""
         own = self.metrics_folder / METRICS
@@ -204,22 +301,28 @@ class ObjectStore(Store):
             if not own.exists() or own.stat().st_size < int(self._remote.info(self._key(METRICS))["size"]):
                 self._remote.get_file(self._key(METRICS), str(own))
 
-    def _listed(self) -> dict[int, set[str]]:
-        """Return the names of our files by step."""
+    def _own(self, step: int) -> _Form:
+        return _Form(step, self._number)
+
+    def _listed(self) -> dict[_Form, set[str]]:
+        """Return the names of our files by what they are of."""
         with _plain_errors():
             keys = self._remote.find(self._root)
-        found: dict[int, set[str]] = {}
+        found: dict[_Form, set[str]] = {}
         for key in keys:
             folder, _, name = str(key).removeprefix(f"{self._root}/").rpartition("/")
-            number = folder.removeprefix("step-")
-            if number.isdecimal() and folder == name_of(int(number)) and OUR_FILES.fullmatch(name):
-                found.setdefault(int(number), set()).add(name)
+            match = COMMITTED_NAME.fullmatch(folder)
+            form = _Form(int(match[1]), int(match[2] or 0)) if match else None
+            if form and folder == form.folder and OUR_FILES.fullmatch(name):
+                found.setdefault(form, set()).add(name)
         return found
 
-    def _delete(self, step: int, names: set[str]) -> None:
+    def _delete(self, form: _Form, names: set[str]) -> None:
+        if form.number > self._number:
+            self.check_current()
         if manifests.NAME in names:
-            self._remote.rm_file(self._key(name_of(step), manifests.NAME))
-        rest = [self._key(name_of(step), name) for name in sorted(names - {manifests.NAME})]
+            self._remote.rm_file(self._key(form.folder, manifests.NAME))
+        rest = [self._key(form.folder, name) for name in sorted(names - {manifests.NAME})]
         if rest:
             self._remote.rm(rest)
 
@@ -232,11 +335,11 @@ class ObjectStore(Store):
                 "abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
             )
 
-    def _problem(self, step: int, name: str, entry: FileEntry) -> str:
+    def _problem(self, form: _Form, name: str, entry: FileEntry) -> str:
         """Return what is wrong with an object, of which every byte is read."""
         digest = hashlib.sha256()
         try:
-            with _plain_errors(), self._remote.open(self._key(name_of(step), name), "rb", cache_type="none") as file:
+            with _plain_errors(), self._remote.open(self._key(form.folder, name), "rb", cache_type="none") as file:
                 if file.size != entry.bytes:  # of a wrong size, nothing is read
                     return manifests.difference(name, entry, file.size, "")
                 while chunk := file.read(manifests.CHUNK_BYTES):
@@ -247,17 +350,16 @@ class ObjectStore(Store):
             return f"{name} has other content than was written (checksum of the server)"
         return manifests.difference(name, entry, entry.bytes, digest.hexdigest())
 
-    def _fetch(self, manifest: Manifest, name: str, folder: Path) -> None:
-        path = folder / name
+    def _fetch(self, form: _Form, entry: FileEntry, path: Path) -> None:
         if path.exists():
             return
         try:
             with _plain_errors():
-                self._remote.get_file(self._key(name_of(manifest.step), name), str(path))
+                self._remote.get_file(self._key(form.folder, path.name), str(path))
         except OSError as error:
-            raise CheckpointError(f"{self._uri}/{name_of(manifest.step)}/{name} cannot be read: {error}") from error
-        if problem := manifests.problem(path, manifest.files[name]):
-            raise CheckpointError(f"{self._uri}/{name_of(manifest.step)}: {problem}")
+            raise CheckpointError(f"{self._uri}/{form.folder}/{path.name} cannot be read: {error}") from error
+        if problem := manifests.problem(path, entry):
+            raise CheckpointError(f"{self._uri}/{form.folder}: {problem}")
 
     def _no_credentials(self) -> Exception:
         return self._wrong(

@@ -35,7 +35,7 @@ def store_of(config: RunConfig) -> Store:
             ) from error
         return ObjectStore(Uri.parse(uri), config)
     root = config.local_path(FIELD, uri)
-    return CheckpointStore(root, uri=uri, run_id=launch.run_id, attempt=launch.attempt)
+    return CheckpointStore(root, uri=uri, run_id=launch.run_id, attempt=launch.attempt, job_uid=launch.job_uid)
 
 
 def local_tiers_of(config: RunConfig) -> list[LocalTier]:

@@ -21,7 +21,7 @@ from llmtrain_trainer.checkpoint.outcome import Committed, Failed, Position
 from llmtrain_trainer.checkpoint.room import Room
 from llmtrain_trainer.checkpoint.writer import from_first
 from llmtrain_trainer.config import RunConfig
-from llmtrain_trainer.errors import CheckpointError
+from llmtrain_trainer.errors import CheckpointError, StaleAttempt
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,8 @@ class SharedTier:
 
     def write(self, position: Position, snapshot: Mapping[str, Tensor], group: Any) -> Committed | Failed:
         """Write and commit one checkpoint; runs in the background thread of every rank at once.
+
+        A StaleAttempt ends the attempt, on every rank; what is ours alone stays until the next start.
 
         What is caught here was raised on every rank: by torch, which gathers what went wrong, or from rank 0's word.
         """
@@ -71,17 +73,20 @@ class SharedTier:
 
         Raises:
             CheckpointError: on every rank, where rank 0 cannot make it or sees that there is no room.
+            StaleAttempt: on every rank, where rank 0 sees that a newer attempt has claimed the store.
         """
-        problem = ""
+        problem: Exception | None = None
         if self._config.is_first:
             try:
                 if room:
                     self._make_room(room)
                 self._store.begin(step)
             except (CheckpointError, OSError) as error:
-                problem = str(error)
+                problem = CheckpointError(str(error))
+            except StaleAttempt as error:
+                problem = error
         if problem := from_first(problem, group):
-            raise CheckpointError(problem)
+            raise problem
 
     def _make_room(self, room: Room) -> None:
         """Where room is short, retire what the commit would retire anyway. The newest one that is good stays.
@@ -114,15 +119,20 @@ class SharedTier:
 
         Raises:
             CheckpointError: on every rank, where it does not count.
+            StaleAttempt: on every rank, where a newer attempt has claimed the store.
         """
         gathered: list[Any] = [None] * self._config.launch.world_size
         dist.gather_object(own, gathered if self._config.is_first else None, dst=0, group=group)
         outcome = from_first(self._commit_first(position, gathered) if self._config.is_first else None, group)
         if isinstance(outcome, str):
             raise CheckpointError(outcome)
+        if isinstance(outcome, StaleAttempt):
+            raise outcome
         return Committed(position.step, outcome)
 
-    def _commit_first(self, position: Position, gathered: list[dict[str, FileEntry] | str]) -> float | str:
+    def _commit_first(
+        self, position: Position, gathered: list[dict[str, FileEntry] | str]
+    ) -> float | str | StaleAttempt:
         """Return the time of the commit, or what went wrong: an exception here would leave the others waiting."""
         files: dict[str, FileEntry] = {}
         for part in gathered:
@@ -131,13 +141,17 @@ class SharedTier:
             files |= part
         try:
             manifest = manifest_of(self._config, position, self.data_fingerprint, files)
-            self._store.commit(manifest)
+            self._store.commit(manifest.model_copy(update={"claim": self._store.number}))
         except (OSError, CheckpointError) as error:
             return str(error)
+        except StaleAttempt as error:
+            return error
         try:
             self._retire(self._config.spec.checkpoint.keep, newest=position.step)
         except OSError as error:
             log.warning("an old checkpoint could not be removed: %s", error)
+        except StaleAttempt as error:
+            return error
         return manifest.created_at
 
     def _retire(self, keep: int, newest: int) -> None:

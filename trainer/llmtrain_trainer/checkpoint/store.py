@@ -20,17 +20,18 @@ from pathlib import Path
 
 from torch import Tensor
 
+from llmtrain_trainer.checkpoint import claims
 from llmtrain_trainer.checkpoint import manifest as manifests
 from llmtrain_trainer.checkpoint import state as states
-from llmtrain_trainer.checkpoint.base import MARKER, OUR_FILES, OWNER, Store, name_of
+from llmtrain_trainer.checkpoint.base import COMMITTED_NAME, MARKER, OUR_FILES, OWNER, Store, name_of
+from llmtrain_trainer.checkpoint.claims import Claim
 from llmtrain_trainer.checkpoint.manifest import BadCheckpoint, Manifest
 from llmtrain_trainer.checkpoint.room import Room
 from llmtrain_trainer.errors import CheckpointError
 
 SCRAP = ".llmtrain-scrap-"
-COMMITTED_NAME = re.compile(r"step-(\d+)")
 STAGING_NAME = re.compile(r"step-(\d+)\.attempt-\d+\.tmp")
-REPLACED_NAME = re.compile(r"step-(\d+)\.replaced-by-attempt-\d+")
+REPLACED_NAME = re.compile(r"step-(\d+)\.replaced-by-attempt-(\d+)")
 OWNER_VISIBLE_SECONDS = 10.0
 """How long a network file system may take to show rank 0's file to another node."""
 
@@ -38,8 +39,8 @@ OWNER_VISIBLE_SECONDS = 10.0
 class CheckpointStore(Store):
     """Rank 0's hand on the folder; other ranks only write their shards into staging_path()."""
 
-    def __init__(self, root: Path, *, uri: str, run_id: str, attempt: int) -> None:
-        super().__init__(uri, run_id=run_id, attempt=attempt)
+    def __init__(self, root: Path, *, uri: str, run_id: str, attempt: int, job_uid: str = "") -> None:
+        super().__init__(uri, run_id=run_id, attempt=attempt, job_uid=job_uid)
         self.root = self.metrics_folder = root
 
     @classmethod
@@ -145,10 +146,34 @@ class CheckpointStore(Store):
             path.unlink(missing_ok=True)
 
     def committed_path(self, step: int) -> Path:
-        return self.root / name_of(step)
+        """Return where the checkpoint of a step lies, or would."""
+        return next(iter(self._forms(step)), self.root / name_of(step))
+
+    def folder_of(self, manifest: Manifest) -> Path:
+        """Return where a checkpoint that verified lies."""
+        for path in self._forms(manifest.step):
+            with contextlib.suppress(BadCheckpoint):
+                if manifests.read(path) == manifest:
+                    return path
+        return self.root / name_of(manifest.step)
+
+    def _forms(self, step: int) -> list[Path]:
+        """Return the checkpoints of a step, newest claim first: a store copied from S3 may hold several."""
+        there = [path for at, path in self._numbered(COMMITTED_NAME) if at == step]
+        return sorted(there, key=lambda path: (self._claim_of(path), path.name), reverse=True)
+
+    def _claim_of(self, path: Path) -> int:
+        """Return under which claim a folder was written: 0 where it was before there were any."""
+        match = COMMITTED_NAME.fullmatch(path.name)
+        if match and match[2]:
+            return int(match[2])
+        try:
+            return int(json.loads((path / MARKER).read_text(encoding="utf-8"))["claim"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
 
     def staging_path(self, step: int) -> Path:
-        return self.root / f"{name_of(step)}.attempt-{self._attempt}.tmp"
+        return self.root / f"{name_of(step)}.attempt-{self._number}.tmp"
 
     def publish(self, step: int, names: list[str]) -> None:
         """All workers see the folder anyway."""
@@ -166,13 +191,16 @@ class CheckpointStore(Store):
         """Make the staging folder of this attempt, marked as ours before anything else is in it.
 
         Raises:
+            StaleAttempt: a newer attempt has claimed the store.
             OSError: it cannot be made; nothing is left of it then.
         """
         path = self.staging_path(step)
+        self.check_current()
         self._remove(path)
         path.mkdir(exist_ok=True)
         try:
-            _write_durably(path / MARKER, json.dumps({"runId": self._run_id, "step": step, "attempt": self._attempt}))
+            mark = {"runId": self._run_id, "step": step, "attempt": self._attempt, "claim": self._number}
+            _write_durably(path / MARKER, json.dumps(mark))
         except FileExistsError:
             raise  # another's mark
         except OSError:
@@ -191,23 +219,31 @@ class CheckpointStore(Store):
         """Turn the staging folder into a checkpoint: manifest, rename, each made durable before the next.
 
         Raises:
+            StaleAttempt: a newer attempt has claimed the store.
             CheckpointError: a file that a rank reported is not there.
             OSError: the store cannot be written.
         """
-        staging, target = self.staging_path(manifest.step), self.committed_path(manifest.step)
+        staging, target = self.staging_path(manifest.step), self.root / name_of(manifest.step)
         missing = [name for name in manifest.files if not (staging / name).is_file()]
         if missing:
             raise CheckpointError(f"{', '.join(missing[:3])} not in {staging}: do all workers share {self._uri}?")
         manifests.write(staging, manifest)
         _fsync_folder(staging)
+        self.check_current()
         if target.exists():  # one of this step that did not verify when this attempt started
-            aside = self.root / f"{target.name}.replaced-by-attempt-{self._attempt}"
+            aside = self.root / f"{target.name}.replaced-by-attempt-{self._number}"
             target.rename(aside)
+            if self._claim_of(aside) > self._number:  # of an attempt that began since we looked
+                aside.rename(target)
+                self.check_current()
             staging.rename(target)
             self._remove(aside)
         else:
-            staging.rename(target)
+            staging.rename(target)  # fails where a newer attempt has put one there: a folder with files is not replaced
         _fsync_folder(self.root)
+        for path in self._forms(manifest.step):
+            if path != target:
+                self._remove(path)
 
     def good(self, step: int) -> Manifest:
         """Return the manifest of a step's checkpoint, of which every byte verifies.
@@ -215,14 +251,20 @@ class CheckpointStore(Store):
         Raises:
             BadCheckpoint: it does not, or there is none of this step.
         """
-        return manifests.verify(self.committed_path(step), run_id=self._run_id, step=step)
+        problem = BadCheckpoint("there is none")
+        for path in self._forms(step):
+            try:
+                return manifests.verify(path, run_id=self._run_id, step=step)
+            except BadCheckpoint as error:
+                problem = error
+        raise problem
 
     def read(self, manifest: Manifest, tensors: dict[str, Tensor]) -> None:
-        states.read(self.committed_path(manifest.step), tensors)
+        states.read(self.folder_of(manifest), tensors)
 
     def steps(self) -> list[int]:
         """Return the steps of which a checkpoint lies here, good or not, the oldest first."""
-        return sorted(step for step, _ in self._numbered(COMMITTED_NAME))
+        return sorted({step for step, _ in self._numbered(COMMITTED_NAME)})
 
     def unfinished(self) -> list[str]:
         """Return the names of half-written checkpoints that earlier attempts left."""
@@ -230,17 +272,64 @@ class CheckpointStore(Store):
 
     def clear_unfinished(self) -> None:
         """Remove what earlier attempts left half-written or half-removed."""
+        self.check_current()
+        for step, path in self._numbered(REPLACED_NAME):
+            self._put_back(step, path)
         for pattern in (STAGING_NAME, REPLACED_NAME):
             for _, path in self._numbered(pattern):
                 self._remove(path)
                 with contextlib.suppress(OSError):  # killed between the folder and its mark: an empty one is nobody's
                     path.rmdir()
 
+    def _put_back(self, step: int, aside: Path) -> None:
+        """Give its name back to what an attempt moved aside, and then found to be of a newer one than itself."""
+        match = REPLACED_NAME.fullmatch(aside.name)
+        if match and self._claim_of(aside) > int(match[2]):
+            with contextlib.suppress(OSError):  # there is another one by now
+                aside.rename(self.root / name_of(step))
+
     def remove(self, step: int) -> None:
-        self._remove(self.committed_path(step))
+        for path in reversed(self._forms(step)):
+            self._remove(path)
+
+    def _claim_numbers(self) -> list[int]:
+        folder = self.root / claims.FOLDER
+        probe = folder / f"{SCRAP}{uuid.uuid4().hex}"
+        with contextlib.suppress(OSError):  # a change of our own makes a network file system look again
+            probe.touch()
+            probe.unlink()
+        try:
+            return claims.numbers_of(os.listdir(folder))
+        except FileNotFoundError:
+            return []
+
+    def _read_claim(self, number: int) -> bytes:
+        with contextlib.suppress(FileNotFoundError):
+            return (self.root / claims.FOLDER / claims.name_of(number)).read_bytes()
+        return b""
+
+    def _create_claim(self, claim: Claim) -> bool:
+        """Write it whole at once, by a link: a claim that was cut short would hide whose it is."""
+        folder = self.root / claims.FOLDER
+        folder.mkdir(exist_ok=True)
+        temporary = folder / f"{SCRAP}{uuid.uuid4().hex}"
+        try:
+            _write_durably(temporary, claim.to_bytes().decode())
+            os.link(temporary, folder / claims.name_of(claim.number))
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        _fsync_folder(folder)
+        return True
+
+    def _forget_claims(self, numbers: list[int]) -> None:
+        with contextlib.suppress(OSError):
+            for number in numbers:
+                (self.root / claims.FOLDER / claims.name_of(number)).unlink(missing_ok=True)
 
     def _numbered(self, pattern: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
-        for path in self.root.iterdir():
+        for path in list(self.root.iterdir()):
             if (match := pattern.fullmatch(path.name)) and path.is_dir() and not path.is_symlink():
                 yield int(match[1]), path
 
@@ -260,6 +349,8 @@ class CheckpointStore(Store):
         """
         if not self._is_ours(path):
             return
+        if self._claim_of(path) > self._number:
+            self.check_current()
         names = [p.name for p in path.iterdir() if OUR_FILES.fullmatch(p.name)]
         for name in sorted(names, key=lambda n: {manifests.NAME: 0, MARKER: 2}.get(n, 1)):
             (path / name).unlink(missing_ok=True)

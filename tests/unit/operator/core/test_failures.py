@@ -45,6 +45,7 @@ def only_failure(decision: Plan) -> FailureStatus:
         pytest.param(make_rank(exit_code=64), FailureClass.USER_ERROR, id="64 is the user's"),
         pytest.param(make_rank(exit_code=75), FailureClass.COMMUNICATION, id="75 is a lost peer"),
         pytest.param(make_rank(exit_code=76), FailureClass.NUMERICS, id="76 is not finite"),
+        pytest.param(make_rank(exit_code=78), FailureClass.CHECKPOINT, id="78 is an attempt that came too late"),
         pytest.param(make_rank(exit_code=77), FailureClass.CHECKPOINT, id="77 is a checkpoint"),
         pytest.param(make_rank(exit_code=143), FailureClass.DISRUPTION, id="143 is preemption"),
         pytest.param(make_rank(signal=15), FailureClass.DISRUPTION, id="SIGTERM before the handler is preemption"),
