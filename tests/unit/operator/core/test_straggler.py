@@ -123,7 +123,9 @@ def test_it_is_replaced_once_an_hour_and_never_makes_a_job_fail() -> None:
     workers = gang(own(), SLOW)
     failed = decide(job(2, **REPLACE), workers).status.failures
     for age, replaced in ((REPLACE_AGAIN_SECONDS - 60, False), (REPLACE_AGAIN_SECONDS + 60, True)):
-        past = [failure.model_copy(update={"at": to_timestamp(NOW - age), "pod": ""}).model_dump() for failure in failed]
+        past = [
+            failure.model_copy(update={"at": to_timestamp(NOW - age), "pod": ""}).model_dump() for failure in failed
+        ]
         decision = decide(job(2, **REPLACE).with_status(failures=past), workers)
         assert (decision.status.attempt == 2) is replaced
     spent = make_job().with_workers(2).running()
