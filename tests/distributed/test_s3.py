@@ -232,8 +232,12 @@ def test_credentials_that_go_away_stop_a_save_not_the_run(
     store = open_store(new_s3_job("job"))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    (store.begin(2) / "shard").write_bytes(b"x")
-    with pytest.raises(OSError, match="credentials"):  # which a save takes for its failure; another would end the run
+    # An OSError is what a save takes for its failure; another would end the run.
+    with pytest.raises(OSError, match="credentials"):  # it looks whether its claim still holds
+        store.begin(2)
+    store.staging_path(2).mkdir(parents=True, exist_ok=True)
+    (store.staging_path(2) / "shard").write_bytes(b"x")
+    with pytest.raises(OSError, match="credentials"):
         store.publish(2, ["shard"])
     with pytest.raises(UserError, match="no credentials"):
         store.claim()
