@@ -86,6 +86,12 @@ ELSEWHERE: tuple[Elsewhere, ...] = (
         ),
     ),
     Elsewhere(
+        "slow worker (a quota of 15 % of one CPU)",
+        "condition `Straggling` names it, in 24 s when last measured; with `action: ReplaceNode` it moves to another node, "
+        "no step lost",
+        ("tests/e2e/test_stragglers.py::test_a_throttled_worker_is_named_and_moves_to_another_node_with_no_step_lost",),
+    ),
+    Elsewhere(
         "checkpoint store full",
         "training goes on; saving is tried again, and an event tells it",
         ("tests/distributed/test_full_disk.py::test_training_goes_on_and_saves_again_when_there_is_room",),
@@ -100,7 +106,6 @@ ELSEWHERE: tuple[Elsewhere, ...] = (
     ),
 )
 NOT_YET = (
-    "a slow rank (no verdict on stragglers yet)",
     "a non-finite loss that comes back at the same step (steps are skipped; the job does not go back further)",
     "a cut-off worker whose storage is not cut off (its ranks are stopped when it is back; its attempt is not fenced "
     "in the store)",
