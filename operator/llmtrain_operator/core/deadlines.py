@@ -73,8 +73,7 @@ def gathering(observed: Observed, status: LLMTrainJobStatus, gang: Gang) -> Verd
 def running(observed: Observed, status: LLMTrainJobStatus, gang: Gang, stepped: bool) -> Verdict:
     """Judge an attempt that was started: its first step, its end, and agents that fall silent."""
     limit = observed.job.spec.failure_policy.deadlines.start_seconds
-    silence = tuple(w.agent.last_seen + observed.policy.agent_lost_seconds + 0.001 for w in gang.wanted() if w.agent)
-    due = tuple(at for at in silence if at > observed.now)
+    due = tuple(at for worker in gang.wanted() if (at := _judge_silence_at(observed, worker)) is not None)
     until, message = None, ""
     ranks = [rank for worker in gang.holders() for rank in attempt_ranks(worker, status.attempt)]
     ended = [rank.exited_at for rank in ranks if rank.state == "exited" and rank.exited_at is not None]
@@ -92,6 +91,18 @@ def running(observed: Observed, status: LLMTrainJobStatus, gang: Gang, stepped: 
     if until > observed.now:
         return Verdict(due=(*due, min(until, observed.now + limit)))
     return Verdict((Failure(FailureClass.STARTUP, message, observed.now),), due)
+
+
+def _judge_silence_at(observed: Observed, worker: Worker) -> float | None:
+    """Return when to see whether the worker has fallen silent; None where that is never judged."""
+    policy, since = observed.policy, observed.observing_since
+    if worker.agent is None and since is None:
+        return None
+    heard_at = max(worker.agent.last_seen if worker.agent else worker.created_at, since or 0.0)
+    gone = worker.node_lost and worker.agent
+    until = heard_at + (policy.node_lost_silence_seconds if gone else policy.agent_lost_seconds) + 0.001
+    # Silent and yet not lost: nobody reports at all. That other jobs are heard again is no sign that reaches this one.
+    return until if until > observed.now else observed.now + policy.agent_lost_seconds
 
 
 def _pending_deadlines(observed: Observed, status: LLMTrainJobStatus, worker: Worker) -> list[tuple[float, Failure]]:

@@ -248,3 +248,35 @@ def test_a_restarted_operator_gives_running_workers_time_to_report_again() -> No
     workers = [make_worker(i, created_at=NOW) for i in range(2)]
     assert decide(builder, workers, NOW + 150, observing_since=NOW + 149).status.attempt == 1
     assert decide(builder, workers, NOW + 250, observing_since=NOW + 149).status.attempt == 2
+
+
+def test_a_worker_that_does_not_come_back_to_a_restarted_operator_is_looked_at_in_time() -> None:
+    builder = make_job().running()
+    decide(builder, make_gang())
+    unheard = [make_worker(i) for i in range(2)]
+    look = decide(builder, unheard, NOW, observing_since=NOW, heard_at=NOW).requeue_after
+    assert look is not None and 12.0 < look < 12.1
+    status = decide(builder, unheard, NOW + look, observing_since=NOW, heard_at=NOW + look).status
+    assert status.failures[-1].failure_class is FailureClass.NODE_LOST
+
+
+def test_a_job_that_nobody_hears_of_is_looked_at_again_until_other_jobs_are_heard() -> None:
+    builder = make_job().running()
+    decide(builder, make_gang())
+    decision = decide(builder, make_gang(), NOW + 60, observing_since=NOW - 99, heard_at=NOW)
+    assert not decision.status.failures
+    assert decision.requeue_after == 12.0
+    status = decide(builder, make_gang(), NOW + 72, observing_since=NOW - 99, heard_at=NOW + 72).status
+    assert status.failures[-1].failure_class is FailureClass.NODE_LOST
+
+
+def test_a_silent_worker_on_a_node_that_is_gone_is_looked_at_after_five_seconds() -> None:
+    builder = make_job().running()
+    decide(builder, make_gang())
+    gone, other = make_gang()
+    gone = replace(gone, node_lost="its node is gone")
+    other = make_worker(1, agent=make_agent(1, 1, last_seen=NOW + 2))
+    look = decide(builder, [gone, other], NOW + 2, observing_since=NOW - 99).requeue_after
+    assert look is not None and 3.0 < look < 3.1
+    status = decide(builder, [gone, other], NOW + 2 + look, observing_since=NOW - 99).status
+    assert status.failures[-1].failure_class is FailureClass.NODE_LOST
