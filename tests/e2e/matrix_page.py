@@ -87,8 +87,8 @@ ELSEWHERE: tuple[Elsewhere, ...] = (
     ),
     Elsewhere(
         "slow worker (a quota of 15 % of one CPU)",
-        "condition `Straggling` names it, in 24 s when last measured; with `action: ReplaceNode` it moves to another node, "
-        "no step lost",
+        "condition `Straggling` names it, in 24 s when last measured; with `action: ReplaceNode` it moves to another "
+        "node, no step lost",
         ("tests/e2e/test_stragglers.py::test_a_throttled_worker_is_named_and_moves_to_another_node_with_no_step_lost",),
     ),
     Elsewhere(
@@ -107,8 +107,8 @@ ELSEWHERE: tuple[Elsewhere, ...] = (
 )
 NOT_YET = (
     "a non-finite loss that comes back at the same step (steps are skipped; the job does not go back further)",
-    "a cut-off worker whose storage is not cut off (its ranks are stopped when it is back; its attempt is not fenced "
-    "in the store)",
+    "a cut-off worker that goes on writing, on the cluster (its claim is fenced in the store: with processes that is "
+    "shown by `tests/distributed/test_fencing.py`)",
 )
 
 _HEAD = """# Fault matrix
