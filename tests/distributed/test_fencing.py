@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import tarfile
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from llmtrain_trainer.checkpoint.claims import Claim
 from llmtrain_trainer.checkpoint.objects import ObjectStore
 from tests.distributed.test_s3 import (  # noqa: F401 - fixtures
     S3Job,
@@ -77,10 +79,6 @@ def test_a_server_that_knows_no_conditions_still_tells_who_came_first(
     open_store: Callable[[S3Job], ObjectStore],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import errno
-
-    from llmtrain_trainer.checkpoint.claims import Claim
-
     store = open_store(new_s3_job("job"))
     really = store._remote.pipe_file
 

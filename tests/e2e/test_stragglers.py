@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from llmtrain_kind.driver import CLUSTER_COMMAND, Driver, read_steps, run
+from tests.e2e.faults import Bed
 from tests.e2e.jobs import losses, small_job, wait_step
 from tests.e2e.recorder import watched
 
@@ -39,16 +40,15 @@ def throttle(driver: Driver, pod: str, percent: int) -> Callable[[], object]:
 
 
 def test_a_throttled_worker_is_named_and_moves_to_another_node_with_no_step_lost(driver: Driver) -> None:
-    folder = driver.prepare_namespace(NAMESPACE)
+    bed = Bed(driver, NAMESPACE, NAME, driver.prepare_namespace(NAMESPACE))
     driver.apply(small_job(NAMESPACE, NAME, training__steps=FOREVER))
     lifted: Callable[[], object] = lambda: None  # noqa: E731 - nothing to lift yet
     try:
         with watched(driver, NAMESPACE, NAME) as watch:
-            wait_step(driver, folder / NAME, 5)
-            pod = driver.workers(NAMESPACE, NAME)[1]
-            node = driver.kubectl("get", "pod", pod, "-n", NAMESPACE, "-o", "jsonpath={.spec.nodeName}").strip()
+            wait_step(driver, bed.store, 5)
+            node = bed.node(1)
             began = time.time()
-            lifted = throttle(driver, pod, QUOTA_PERCENT)
+            lifted = throttle(driver, bed.pod(1), QUOTA_PERCENT)
             told = watch.wait(driver, "a verdict on the slow worker", _straggling, VERDICT_SECONDS)
             print(json.dumps({"id": "slow worker", "detection_seconds": round(time.time() - began, 1)}))
             assert f" on worker 1 ({node}) takes " in told["message"] and "for compute" in told["message"], told
@@ -58,10 +58,8 @@ def test_a_throttled_worker_is_named_and_moves_to_another_node_with_no_step_lost
             failure = watch.wait(driver, "a step of the next attempt", _moved, VERDICT_SECONDS)
             assert (failure["class"], failure["action"], failure["worker"]) == ("Hardware", "ReplaceNode", 1)
             assert failure["lostSteps"] == 0, failure
-            pod = driver.workers(NAMESPACE, NAME)[1]
-            found = driver.kubectl("get", "pod", pod, "-n", NAMESPACE, "-o", "jsonpath={.spec.nodeName}").strip()
-            assert found != node
-            steps = losses(read_steps(folder / NAME))
+            assert bed.node(1) != node
+            steps = losses(read_steps(bed.store))
             assert sorted(steps) == list(range(1, max(steps) + 1))
     finally:
         lifted()

@@ -118,11 +118,11 @@ class Heartbeat:
             self._checkpoint_p99 = _p99(self._checkpoints)
 
     def _begin_step(self, step: int, now: float) -> None:
+        if self._step:
+            self.own.step_begins(now)
         if self._step and self._first_step:
             self._first_step = False  # it compiles, and says nothing of the others
-            self.own.step_begins(now)
         elif self._step:
-            self.own.step_begins(now)
             self._steps.append(now - self._step_since - self._checkpoint_seconds)
             self._step_p99 = _p99(self._steps)
         self._step, self._step_since, self._checkpoint_seconds = step, now, 0.0

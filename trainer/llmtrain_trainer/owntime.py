@@ -23,8 +23,8 @@ SLICE_SECONDS = 1.0
 FEWEST_SLICES = 3
 NANOSECONDS = 1e-9
 LOADING = "data_loading"
-UNCOUNTED = ("", "checkpoint")
-"""Phases that are neither: how long a store takes says nothing of a rank."""
+NOT_BUSY = ("", LOADING, "checkpoint")
+"""Phases that are not computing: loading counts by the clock, and how long a store takes says nothing of a rank."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,13 @@ class OwnClock:
 
     def left(self, phase: str, seconds: float) -> None:
         """Take the phase that ends now, which lasted so long by the clock."""
-        busy = self._busy()
         current = self._current
         if current and phase == LOADING:
             current.loading += seconds
-        elif current and self._counts_busy and phase not in UNCOUNTED:
+        if not self._counts_busy:  # the clock is a call into the kernel, at every change of phase
+            return
+        busy = self._busy()
+        if current and phase not in NOT_BUSY:
             current.busy += busy - self._busy_before
         self._busy_before = busy
 

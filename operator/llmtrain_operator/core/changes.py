@@ -13,9 +13,11 @@ READY_STEPS = 4
 def worth_writing(observed: Observed, new: LLMTrainJobStatus) -> bool:
     """Tell whether the status must be written now. What only follows training waits for its period."""
     old = observed.job.status
-    if not differs(old, new) and not _released(old, new):
+    if _released(old, new):
+        return True
+    if not differs(old, new):
         return False
-    if _released(old, new) or _material(new) != _material(old) or _milestone(new) != _milestone(old):
+    if _material(new) != _material(old) or _milestone(new) != _milestone(old):
         return True
     return next_write_at(observed) <= observed.now
 

@@ -40,8 +40,8 @@ def curve(observed: Observed, begin: int, before: int) -> Curve:
 def integral(held: Curve, start: int, end: int) -> int:
     """Return accelerators times milliseconds between two moments."""
     total = 0
-    for (moment, accelerators), (following, _) in zip(held, [*held[1:], (end, 0)], strict=True):
-        since = start if moment == held[0][0] and accelerators == held[0][1] else max(moment, start)
+    for number, ((moment, accelerators), (following, _)) in enumerate(zip(held, [*held[1:], (end, 0)], strict=True)):
+        since = max(moment, start) if number else start
         total += max(min(following, end) - since, 0) * accelerators
     return total
 

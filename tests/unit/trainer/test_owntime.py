@@ -84,7 +84,7 @@ def test_the_busy_clock_stands_still_in_sleep_and_runs_at_work() -> None:
     assert asleep < 0.25 <= 0.4 < awake <= 0.6
 
 
-def test_a_rank_that_is_not_let_run_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_not_let_run_is_busy() -> None:
     """Many threads on one CPU: each gets a part of it, and wants all of it."""
     found: list[float] = []
 
